@@ -138,8 +138,7 @@ def with_exit_code(function: Callable[..., int | Outcome | None]) -> Callable[..
         except KeyboardInterrupt:
             raise typer.Abort from None
         except Exception as error:
-            notes = getattr(error, "__notes__", ())
-            Console().error("; ".join([f"internal error, {keep_traceback(error)}", *notes]))
+            Console().error(f"internal error, {keep_traceback(error)}")
             code = Exit.INTERNAL
         finally:
             logging.getLogger("ddpctl").handlers.clear()  # added by the command's console

@@ -67,10 +67,9 @@ def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Co
         with live_panel(run.record, run.handle.members[0], monitor.nodes, console):
             try:
                 outcome = session.to_the_end()
-            except Exception as error:
-                error.add_note(
-                    f"the run continues; follow it with `ddpctl attach {run.folder.run_id}`"
-                )
+            except Exception:
+                run_id = run.folder.run_id
+                console.say(f"the run continues; follow it with `ddpctl attach {run_id}`")
                 raise
         if outcome.interrupted:
             interrupts.forget()  # further signals would ask for the same

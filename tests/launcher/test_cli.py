@@ -220,20 +220,17 @@ def test_a_bug_of_ours_is_one_line_with_the_details_in_a_file(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
 
     def broken() -> int:
-        error = RuntimeError("boom")
-        error.add_note("the run continues; follow it with `ddpctl attach r1`")
-        raise error
+        raise RuntimeError("boom")
 
-    ending = "; the run continues; follow it with `ddpctl attach r1`\n"
     assert cli.with_exit_code(broken)() == 70
     said = capsys.readouterr().err
-    assert said.endswith(ending) and said.count("\n") == 1
-    [path] = re.findall(r"internal error, details in (\S+);", said)
+    assert said.count("\n") == 1
+    [path] = re.findall(r"internal error, details in (\S+)\n", said)
     assert "RuntimeError: boom" in Path(path).read_text()
     assert (Path(path).parent, Path(path).stat().st_mode & 0o777) == (tmp_path / "ddpctl", 0o600)
     monkeypatch.setenv("XDG_STATE_HOME", "/dev/null")  # not a folder, so nothing can be saved in it
     assert cli.with_exit_code(broken)() == 70
-    assert capsys.readouterr().err == f"ddpctl: error: internal error, RuntimeError: boom{ending}"
+    assert capsys.readouterr().err == "ddpctl: error: internal error, RuntimeError: boom\n"
 
 
 @pytest.mark.parametrize(

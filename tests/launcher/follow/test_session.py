@@ -17,6 +17,7 @@ import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode, signal_once_started
 from supervisors import until
 
+from launcher.errors import StateError
 from launcher.follow import detach, node_watcher, session
 from launcher.follow.ctrl_c import LEAVING
 from launcher.logs.store import LogStore
@@ -484,3 +485,18 @@ def test_a_node_has_not_ended_because_its_engine_ends_the_wait_early(
     monkeypatch.setattr(FakeDocker, "wait", wait_early)
     code, out, err = cluster.launch()
     assert (code, out) == (0, "[gpu0:0] still here\n"), err
+
+
+@pytest.mark.parametrize("error", [StateError("the disk is full"), RuntimeError("boom")])
+def test_an_error_that_ends_the_command_but_not_the_run_says_how_to_follow_the_run_again(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def fails(_: session.Session) -> None:
+        raise error
+
+    cluster = fake_cluster("gpu0")
+    monkeypatch.setattr(session.Session, "to_the_end", fails)
+    code, _, err = cluster.launch()
+    assert (code != 0 and str(error) in err) or "internal error" in err
+    run_id = cluster.record["run_id"]
+    assert f"the run continues; follow it with `ddpctl attach {run_id}`" in err

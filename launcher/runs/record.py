@@ -207,11 +207,9 @@ class RunRecord:
     def goes_on(self, max_restarts: int) -> bool:
         """Return whether the run is live or, as far as its record shows, will be restarted."""
         if self.state is RunState.FAILED:
-            # a restart is looking for hosts, or could not start and is tried on other hosts
-            looking = [each.kind for each in self.attempt.restarts[-1:]] == [BY_LAUNCHER]
+            # a restart that could not start is tried on other hosts
             trying = self.attempt.by == "restart" and not self.attempt.started
-            why_not = self.why_not_restarted(max_restarts, saved=True)
-            return looking or trying or not why_not
+            return trying or not self.why_not_restarted(max_restarts, saved=True)
         return self.state.is_live
 
     @property

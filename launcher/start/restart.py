@@ -92,24 +92,23 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
             return None
         record = newest  # `kill` may have changed it
         entry = RestartRecord.after(failure, kind=BY_LAUNCHER, time=timestamp(), saved=saved)
-        record.attempt.restarts.append(entry)
-        folder.try_save(record, console)
+        record.attempt.restarts.append(entry)  # `start_somewhere` saves it
         avoided = hosts_to_avoid(record, base.cluster)
         remember_blame(folder.run_id, {host.name: each.what for host, each in avoided.items()})
-        outcome = start_somewhere(base, avoided, tickets, console)
-        if outcome is None and (latest := folder.load_if_readable(console)):
-            latest.attempt.restarts = [each for each in latest.attempt.restarts if each != entry]
-            folder.try_save(latest, console)
-        return outcome
+        return start_somewhere(base, entry, avoided, tickets, console)
 
 
 def start_somewhere(
-    base: Request, avoided: Problems, tickets: Tickets | None, console: Console
+    base: Request,
+    entry: RestartRecord,
+    avoided: Problems,
+    tickets: Tickets | None,
+    console: Console,
 ) -> Outcome | None:
     """Start and follow the next attempt on usable hosts. Return None if there are too few hosts.
 
     A host that fails the checks, or whose GPUs another run has taken, is replaced like a lost host.
-    avoided: the hosts to use only if there are no others.
+    entry: of this restart. avoided: the hosts to use only if there are no others.
     """
     assert base.earlier is not None
     nnodes, folder = len(base.earlier.by_hand.nodes), base.folder
@@ -133,7 +132,7 @@ def start_somewhere(
             return None
         for note in choice.notes:
             console.say(note)
-        request = request_for(choice, base, unusable)
+        request = request_for(choice, base, entry, unusable)
         try:
             return run_attempt(request, console, tickets)
         except (UsageError, RunKilled):
@@ -146,9 +145,13 @@ def start_somewhere(
             rejected = {**rejected, **problems}
 
 
-def request_for(choice: NextHosts, base: Request, unusable: Problems) -> Request:
-    """Return the request for an attempt on the chosen hosts."""
+def request_for(
+    choice: NextHosts, base: Request, entry: RestartRecord, unusable: Problems
+) -> Request:
+    """Return the request for an attempt on the chosen hosts. `entry` is recorded with that attempt."""
     hosts, record = choice.cluster.hosts, base.folder.load()
+    if entry not in record.restarts:  # no try on other hosts has recorded it
+        record.attempt.restarts.append(entry)
     options = base.options
     if choice.cluster.spares:  # using another host is better than waiting in line
         options = dataclasses.replace(options, wait=None)

@@ -29,13 +29,10 @@ from launcher.outcomes import Outcome, RunState
 from launcher.plan.launch_options import LaunchOptions
 from launcher.runs import newest_attempt
 from launcher.runs.record import (
-    BY_LAUNCHER,
-    RestartRecord,
     RunFolder,
     RunRecord,
     run_folder,
     run_folders,
-    timestamp,
 )
 from launcher.start import attach, launch, recorder, restart
 from launcher.start.replace_hosts import Problems, unusable_hosts
@@ -439,7 +436,7 @@ def test_a_spare_that_cannot_start_the_node_is_replaced_by_the_next(losing: Make
     assert len(cluster.record["attempts"][0]["restarts"]) == 1
 
 
-def test_attach_waits_while_a_restart_that_could_not_start_looks_for_another_host(
+def test_attach_waits_while_a_restart_looks_for_a_host_and_after_a_failed_try_for_another(
     losing: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = losing("gpu1", spares=["spare0", "spare1"])
@@ -447,8 +444,8 @@ def test_attach_waits_while_a_restart_that_could_not_start_looks_for_another_hos
     attached = []
 
     def look(base: Cluster, run_id: str) -> Problems:
-        if len(cluster.record["attempts"]) == 2:  # the one with spare0
-            attached.append(cluster.ddpctl("attach"))
+        tries = len(cluster.record["attempts"]) - 1  # first none, then one with spare0
+        attached.append((tries, *cluster.ddpctl("attach")))
         return unusable_hosts(base, run_id)
 
     def wait(_: float) -> None:
@@ -457,8 +454,9 @@ def test_attach_waits_while_a_restart_that_could_not_start_looks_for_another_hos
     monkeypatch.setattr("launcher.start.restart.unusable_hosts", look)
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=wait))
     assert cluster.launch()[0] == 0
-    [(code, _, err)] = attached
-    assert code == 130 and "the run's recorder may restart the run; waiting for it" in err, err
+    assert [tries for tries, *_ in attached] == [0, 1]
+    for _, code, _, err in attached:
+        assert code == 130 and "the run's recorder may restart the run; waiting for it" in err, err
 
 
 def test_without_a_spare_a_restart_goes_on_with_min_nodes(losing: Make) -> None:
@@ -637,15 +635,13 @@ def test_attach_reports_a_kill_during_the_pause_before_the_recorder_restarts_the
 
 
 @pytest.mark.parametrize(("command", "ends"), [(["attach"], 7), (["logs", "-f"], 0)])
-@pytest.mark.parametrize("is_recorded", [False, True])
 def test_attach_and_logs_wait_for_the_recorders_restart_until_a_kill(
     command: list[str],
     ends: int,
-    is_recorded: bool,
     fake_cluster: Make,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """During the pause before the restart, or after it when the restart looks for hosts."""
+    """During the pause before the restart, or while the restart looks for hosts."""
     cluster = fake_cluster(max_restarts=1)
     folder = run_folder(cluster.launch("--detach")[1].strip())
     cluster.nodes[0].exit(137)
@@ -660,14 +656,6 @@ def test_attach_and_logs_wait_for_the_recorders_restart_until_a_kill(
         recorders.clear()
 
     cluster.ddpctl("attach")  # ends the attempt
-    if is_recorded:
-        record = folder.load()
-        assert record.attempt.first_failure
-        restart = RestartRecord.after(
-            record.attempt.first_failure, kind=BY_LAUNCHER, time=timestamp(), saved=True
-        )
-        record.attempt.restarts.append(restart)
-        folder.save(record)
     recorders.append(folder)
     for module in (attach, logs):
         monkeypatch.setattr(module, "time", SimpleNamespace(sleep=kill))

@@ -30,8 +30,7 @@ from ..text import counted
 from .plain_files import HostFolder, copy_files, is_below, matches
 
 LIST = load_script(__file__, "list_checkpoints.sh")
-FILE = re.compile(r"(= )?([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+)", re.DOTALL)
-LINK = re.compile(r"(= )?> (.+?)//(.+)", re.DOTALL)
+ROW = re.compile(r"(= )?([0-9]{1,12})[.0-9]* ([0-9]{1,18}) (.+?)(?://(.+))?", re.DOTALL)
 MANIFEST = re.compile(r"ckpt/step-([0-9]{1,18})/MANIFEST")
 STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
 
@@ -143,16 +142,11 @@ def with_content(folder: Checkpoints, known: int = -1) -> Checkpoints:
     known: the newest complete step on other hosts. This host hashes its steps only if one is newer.
     """
     newest, damaged, files, copied = "", [], {}, set()
-    listed = folder.script(LIST, "files")
-    for match in matches(FILE, listed):
-        copy, time, size, path = match.groups()
-        if is_below(path):
-            files[path] = File(int(time), int(size))
-            copied.update([path] if copy else [])
-    for match in matches(LINK, listed):
-        copy, path, text = match.groups()
-        if is_below(path) and (link := link_within(path, text, folder.run_dir)):
-            files[path] = File(0, 0, link)
+    for match in matches(ROW, folder.script(LIST, "files")):
+        copy, time, size, path, leads_to = match.groups()
+        link = link_within(path, leads_to, folder.run_dir) if leads_to else ""
+        if is_below(path) and link is not None:
+            files[path] = File(int(time), int(size), link)
             copied.update([path] if copy else [])
     steps = [int(step[1]) for step in map(MANIFEST.fullmatch, files) if step]
     if steps and max(steps) <= known:
@@ -168,12 +162,12 @@ def with_content(folder: Checkpoints, known: int = -1) -> Checkpoints:
     )
 
 
-def link_within(path: str, text: str, run_dir: str) -> str:
-    """Return what a link in the checkpoints leads to, relative to its folder; "" if it leads out."""
+def link_within(path: str, text: str, run_dir: str) -> str | None:
+    """Return what a link in the checkpoints leads to, relative to its folder; None if it leads out."""
     here = PurePosixPath("checkpoints", path)
     leads_to = inside(here, os.fsencode(text), run_dir)
     if leads_to is None or leads_to.parts[0] != "checkpoints":
-        return ""
+        return None
     return os.path.relpath(leads_to, here.parent)
 
 

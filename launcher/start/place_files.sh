@@ -9,7 +9,7 @@ if [ "${4:-0}" != 0 ] && [ "$4" != "$(id -u)" ]; then chmod -R a+rwX "$2" && uma
 items=$(mktemp) && trap 'rm -f "$items"' EXIT && cat > "$items" || exit 1
 # listed first, so that after an interruption no copy counts as a file that the ranks wrote
 find "$2" -type f -printf '%T@ %s %P\0' >> "$copied" || exit 1
-LC_ALL=C sed -zn '\#//#s/^./> /p' "$items" >> "$copied" || exit 1
+LC_ALL=C sed -zn '\#//#s/^./0 0 /p' "$items" >> "$copied" || exit 1
 # shellcheck disable=SC2016 # the inner shell expands them
 xargs -0 -r sh -c '
   set -e

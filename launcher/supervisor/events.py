@@ -82,8 +82,6 @@ class Stack:
 class StackAnswer:
     """The contents of stacks-<id>.json, the answer to a request for stacks."""
 
-    attempt: int
-    node_rank: int
     phase: Phase
     ranks: tuple[Stack, ...]
 
@@ -142,6 +140,8 @@ class Clock(Event):
 
 @dataclass(frozen=True)
 class RankPids(Event):
+    """The ranks that have started. As a node's first event, it shows that the node is running."""
+
     kind = "ranks"
     pids: dict[str, int]  # by global rank
 

@@ -132,10 +132,9 @@ class StackTaker:
         return requests
 
     def _answer(self, request: str, phase: Phase, stacks: list[Stack]) -> None:
-        answer = StackAnswer(self._spec.attempt, self._spec.node_rank, phase, tuple(stacks))
         path = os.path.join(self._spec.dir, "stacks-%s.json" % request)
         with contextlib.suppress(OSError):  # a full disk: the request times out
-            publish(path, json.dumps(asdict(answer)))
+            publish(path, json.dumps(asdict(StackAnswer(phase, tuple(stacks)))))
 
 
 def ask(rank: Rank, folder: str, number: int) -> Stack:

@@ -50,7 +50,6 @@ def ask(node: Node, kind: str = "main") -> dict[int, dict[str, Any]]:
     answer = node.folder / f"stacks-{word}.json"
     until(answer.exists, 30)
     document = json.loads(answer.read_text())
-    assert document["node_rank"] == node.node_rank
     return {rank["rank"]: rank for rank in document["ranks"]}
 
 

@@ -11,13 +11,14 @@ import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import DdpctlError, StateError, UsageError
 from .text import quoted
 
 PROBE_SIZE = 1 << 20  # bytes
 LONGEST_RECORD = 32 << 20  # bytes
+LOOK_AGAIN = 0.05  # seconds between looks at a lock that another process holds
 
 
 def home_folder() -> Path:
@@ -113,25 +114,37 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[None]:
-    """Context manager: hold the lock at `path`. Waits for other holders unless all share the lock.
-
-    On NFS, a shared lock needs a file open for reading, and an exclusive one a file open for writing.
-    Raises StateError if the file cannot be opened, if its file system has no locks or, without
-    `wait`, if another process holds the lock.
-    """
-    with contextlib.ExitStack() as opened:
-        try:
-            file = opened.enter_context(path.open("a+"))
-            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-            fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
-        except OSError as error:
-            raise state_error(error, "locked", path) from None
+def locked(path: Path) -> Iterator[None]:
+    """Context manager: hold the lock at `path`. Waits for other holders. Raises as `try_lock` does."""
+    while not (lock := try_lock(path)):
+        time.sleep(LOOK_AGAIN)
+    with lock:
         yield
 
 
+def try_lock(path: Path) -> IO[str] | None:
+    """Lock the file at `path` until it is closed. Return None if another process holds the lock.
+
+    A process that inherits the file also holds the lock. On NFS, the file must be open for writing.
+    Raises StateError if the file cannot be opened or if its file system has no locks.
+    """
+    with contextlib.ExitStack() as opened:
+        try:
+            file = opened.enter_context(path.open("a"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise state_error(error, "locked", path) from None
+        opened.pop_all()
+        return file
+
+
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock at `path`; False on a file system without locks."""
+    """Return whether a process holds the lock at `path`; False on a file system without locks.
+
+    Holds the lock for a moment, so another process that finds it taken should look again.
+    """
     try:
         with path.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, Unpack
 
 from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
 from ..failure import FirstFailure
-from ..follow.detach import ensure_recorder, has_recorder
+from ..follow.detach import ensure_recorder, is_taken_care_of
 from ..hosts import Hosts, cluster_of, load
 from ..logs.log_entry import render
 from ..logs.query import LogFilter, merged
@@ -90,7 +90,7 @@ class Run:
         """
         began = time.monotonic()
         self._ensure_recorder()
-        while has_recorder(self._folder):
+        while is_taken_care_of(self._folder):
             if timeout is not None and time.monotonic() - began > timeout:
                 raise TimeoutError(f"{self.id} has not ended after {timeout:g} s")
             time.sleep(POLL)
@@ -119,7 +119,7 @@ class Run:
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))
         unchecked = LogFilter(tail=tail, grep=re.compile(grep.encode()) if grep else None)
         failures: Mapping[str, DdpctlError] = {}
-        if not has_recorder(self._folder):
+        if not is_taken_care_of(self._folder):
             with (
                 newest_attempt(self._folder, self._console) as attempt,
                 log_store(self._folder, self._console) as store,
@@ -140,7 +140,7 @@ class Run:
     ) -> Iterator[str]:
         shown: Marks = {}
         while True:
-            last = not (follow and has_recorder(self._folder))  # checked before lines are read
+            last = not (follow and is_taken_care_of(self._folder))  # checked before lines are read
             known = known_marks(self._folder.logs)
             for records in merged(self._folder.logs, log_filter, known, shown):
                 text = render(map(visible, records)).decode(errors="replace")

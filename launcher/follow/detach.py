@@ -1,26 +1,32 @@
-"""Start the recorder, a process that takes care of a run while no command follows it."""
+"""Take care of a run: only one process on this machine does, which other commands see by a lock.
+
+It waits in line for an attempt, starts it, records it and, if that is allowed, restarts the run. First,
+it is the command that starts the attempt. If that command leaves the run, it hands the attempt's lock
+over to a recorder, a process that takes care of the run while no command follows it. Each attempt has
+a lock of its own, because the recorder of an earlier one may never end if its hosts are gone.
+"""
 
 import contextlib
 import json
 import selectors
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import IO
 
-from ..errors import CommandFailed, StateError
+from ..errors import CommandFailed, DdpctlError
 from ..outcomes import Outcome, RunState
-from ..own_folders import is_locked, locked
-from ..runs.record import RunFolder
+from ..own_folders import LOOK_AGAIN, is_locked, make_folder, try_lock
+from ..runs.record import RunFolder, UnreadableRecord
 from ..terminal.console import Console
 
 READY = b"ready\n"
 RECORDER = f"{__package__.rpartition('.')[0]}.start.recorder"
-LOCK = ".recorder.lock"
-START_LOCK = ".recorder-start.lock"
-WAITING_LOCK = "waiting.lock"  # locked by the process that waits in line for the run or starts it
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
+
+_held: dict[Path, IO[str]] = {}  # the locks that this process holds, by path
 
 # -I removes the current directory, PYTHONPATH and the user's site packages from the import path.
 # BOOT replaces this path with that of the command that starts the recorder.
@@ -31,18 +37,75 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 """
 
 
+def attempt_lock(folder: RunFolder, attempt: int) -> Path:
+    return folder.path / f".attempt-{attempt}.lock"
+
+
+def take_care(folder: RunFolder, attempt: int) -> None:
+    """Lock the attempt for this process, unless it is already. Raises StateError if that is impossible."""
+    path = attempt_lock(folder, attempt)
+    make_folder(folder.path)
+    while path not in _held:
+        if lock := try_lock(path):
+            _held[path] = lock
+        else:
+            time.sleep(LOOK_AGAIN)
+
+
+@contextlib.contextmanager
+def taking_care(folder: RunFolder) -> Iterator[None]:
+    """Context manager: release at the end what `take_care` has locked in the block."""
+    try:
+        yield
+    finally:
+        for path in [path for path in _held if path.parent == folder.path]:
+            _held.pop(path).close()
+
+
+def is_taken_care_of(folder: RunFolder) -> bool:
+    """Return whether a process on this machine is taking care of the run's newest attempt."""
+    with contextlib.suppress(UnreadableRecord):
+        return is_locked(attempt_lock(folder, folder.load().attempt.number))
+    return False
+
+
 def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
     """Leave the run to a recorder on this machine. Print the run id."""
     console.print(folder.run_id)
-    start_recorder(folder, state)
+    ensure_recorder(folder, state)
     console.say(f"detached; to follow the run again, run `ddpctl attach {folder.run_id}`")
     return Outcome(state)
 
 
-def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
-    """Start a recorder outside this terminal's session, and wait until it is ready.
+def ensure_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
+    """Start a recorder for the newest attempt, unless another process takes care of it.
 
     Raises CommandFailed if it does not start. The error says what that means for a run in `state`.
+    """
+    try:
+        path = attempt_lock(folder, folder.load().attempt.number)
+        with contextlib.ExitStack() as own:
+            lock = _held.get(path)
+            while not lock:
+                if is_locked(path):
+                    return
+                if lock := try_lock(path):
+                    own.enter_context(lock)
+            start_recorder(folder, lock)
+    except DdpctlError as error:
+        fate = "the run continues, but its recorder did not start"
+        remedy = f"follow it with `ddpctl attach {folder.run_id}`; "
+        remedy += "the launcher will not restart it, and --on-exit will not run"
+        if state is RunState.WAITING:
+            fate = "the run is no longer waiting in line, because its recorder did not start"
+            remedy = f"to try again, run `ddpctl resume {folder.run_id}`"
+        raise CommandFailed(f"{folder.run_id}: {fate}: {error.what}", remedy) from None
+
+
+def start_recorder(folder: RunFolder, lock: IO[str]) -> None:
+    """Start a recorder outside this terminal's session, and wait until it is ready.
+
+    It inherits the attempt's lock. Raises CommandFailed with the reason if it does not start.
     """
     log = folder.path / "recorder.log"
     try:
@@ -51,7 +114,12 @@ def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> Non
             argv, null, pipe = [*boot, str(folder.path)], subprocess.DEVNULL, subprocess.PIPE
             # in the current folder, where a local run without a workdir has its script
             process = subprocess.Popen(
-                argv, stdin=null, stdout=pipe, stderr=out, start_new_session=True
+                argv,
+                stdin=null,
+                stdout=pipe,
+                stderr=out,
+                start_new_session=True,
+                pass_fds=[lock.fileno()],
             )
         assert process.stdout is not None
         with process.stdout as answer, selectors.DefaultSelector() as selector:
@@ -62,56 +130,7 @@ def start_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> Non
         why = (log.read_text(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
     except OSError as error:
         why = f"{error.filename or log}: {error.strerror}"
-    fate = "the run continues, but its recorder did not start"
-    remedy = f"follow it with `ddpctl attach {folder.run_id}`; "
-    remedy += "the launcher will not restart it, and --on-exit will not run"
-    if state is RunState.WAITING:
-        fate = "the run is no longer waiting in line, because its recorder did not start"
-        remedy = f"to try again, run `ddpctl resume {folder.run_id}`"
-    raise CommandFailed(f"{folder.run_id}: {fate}: {why}", remedy)
-
-
-def ensure_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> None:
-    """Start a recorder unless the run has one. Raises the errors of `start_recorder`.
-
-    Of several commands that call this at the same moment, only one starts a recorder.
-    """
-    with contextlib.ExitStack() as only_this_command:
-        with contextlib.suppress(StateError):  # then the recorder cannot start either, and says why
-            only_this_command.enter_context(locked(folder.path / START_LOCK))
-        if not has_recorder(folder):
-            start_recorder(folder, state)
-
-
-@contextlib.contextmanager
-def taken_care_of(folder: RunFolder) -> Iterator[None]:
-    """Context manager: like `recording`, for the command that has started the run.
-
-    Then `attach` leaves the log and the restarts to that command. Does nothing on a file system
-    without locks.
-    """
-    with contextlib.ExitStack() as lock:
-        with contextlib.suppress(StateError):
-            lock.enter_context(recording(folder))
-        yield
-
-
-def recording(folder: RunFolder) -> AbstractContextManager[None]:
-    """Context manager: hold the lock that shows other processes that the run has a recorder."""
-    return locked(folder.path / LOCK, shared=True)
-
-
-def has_recorder(folder: RunFolder) -> bool:
-    """Return whether a process on this machine is taking care of the run.
-
-    That is a recorder, or the command that started the run. Both do so even between attempts.
-    """
-    return is_locked(folder.path / LOCK)
-
-
-def is_being_started(folder: RunFolder) -> bool:
-    """Return whether a process on this machine is waiting for the run's turn or starting an attempt."""
-    return is_locked(folder.path / WAITING_LOCK)
+    raise CommandFailed(why)
 
 
 def import_path() -> list[str]:

@@ -229,9 +229,7 @@ class Session:
         if self.store:
             self.store.close()  # so that the recorder can open it
         try:
-            if self.run.owned:
-                detach.start_recorder(self.run.folder)
-            elif self.store:
+            if self.run.owned or self.store:
                 detach.ensure_recorder(self.run.folder)
         except DdpctlError as error:
             self.console.error(str(error))

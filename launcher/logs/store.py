@@ -9,16 +9,15 @@ ignored from its first impossible line on, and repaired the next time its log is
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO
 
-from ..own_folders import make_folder, state_error
+from ..own_folders import make_folder, try_lock
 from .log_entry import LogEntry, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
@@ -83,7 +82,7 @@ class NodeLog:
 class LogStore:
     """All node logs of a run. One process may `acquire` it for writing; others only read."""
 
-    def __init__(self, folder: Path, lock: BinaryIO, warn: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, lock: IO[str], warn: Callable[[str], None]) -> None:
         self.folder = folder
         self._lock, self._warn = lock, warn
         self._failed = False  # after an error has been reported, nothing more is recorded
@@ -95,16 +94,8 @@ class LogStore:
 
         Raises StateError if it cannot be locked.
         """
-        path = make_folder(folder) / ".lock"
-        try:
-            lock = path.open("wb")
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return None
-        except OSError as error:
-            raise state_error(error, "locked", path) from None
-        return cls(folder, lock, warn)
+        lock = try_lock(make_folder(folder) / ".lock")
+        return cls(folder, lock, warn) if lock else None
 
     def node(self, node_rank: int) -> NodeLog:
         if node_rank not in self._nodes:

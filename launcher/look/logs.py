@@ -138,8 +138,8 @@ def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | 
     """
     with Interrupts():
         while not console.reader_left:
-            # check these before reading the record: a process may change the record and then end
-            may_start = detach.has_recorder(folder) or detach.is_being_started(folder)
+            # check this before reading the record: a process may change the record and then end
+            may_start = detach.is_taken_care_of(folder)
             record = folder.load_if_readable(console)
             if record and record.attempt.number > number and record.attempt.started:
                 return record.attempt.number

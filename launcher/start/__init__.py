@@ -14,9 +14,11 @@ Three marks on a host keep runs apart. `kill` removes or cancels each of them.
   it handed the run over, may start the attempt, and only if `kill` has not cancelled it
   (reservation.py).
 
-On the launching machine, WAITING_LOCK ensures that only one process at a time waits in line for a run,
-and shows that one is waiting or starting an attempt. From the start on, LOCK shows that a process
-records the run and restarts it (follow/detach.py).
+A ticket is an object of the host's engine, because every user has to see it, and it goes away by
+itself. A reservation is a file of this user, and it stays, because an attempt's number is used once.
+
+On the launching machine, an attempt has a lock: only the process that holds it waits in line for the
+attempt, starts it, records it and restarts the run (follow/detach.py).
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> NodeEvidence.end_state -> Session's final

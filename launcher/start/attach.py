@@ -54,9 +54,10 @@ def follow_newest(
 
     recorder: whether this process is the run's recorder.
     """
+    is_own = recorder  # whether this process takes care of the newest attempt
     while True:
         record = folder.load()
-        if record.state.is_starting:
+        if record.state.is_starting and not is_own:
             record = wait_for_start(folder, console)
             if record.state.is_final and not record.attempt.started:
                 report_end(folder.run_id, record.attempt, console)
@@ -68,6 +69,7 @@ def follow_newest(
         ):
             known, record = record, folder.load()  # another machine may have started an attempt
             if record.state.is_starting and record.attempt.number > known.attempt.number:
+                is_own = False
                 continue  # the recorder is restarting the run
             with log_store(folder, console) as store:
                 report_errors(sync_logs(handle, store, console), console)
@@ -76,7 +78,7 @@ def follow_newest(
                 run = StartedRun(handle, folder, record, shown=shown, owned=False)
                 if not recorder:
                     # two recorders would both restart the run, and run --on-event twice
-                    patience = None if detach.has_recorder(folder) else 0.0
+                    patience = None if detach.is_taken_care_of(folder) else 0.0
                     run = dataclasses.replace(run, log_patience=patience)
                 return follow(run, hook, interrupts, console), record
         report_end(folder.run_id, record.attempt, console)
@@ -91,7 +93,7 @@ def wait_for_restart(folder: RunFolder, ended: RunRecord, console: Console) -> R
     announced = False
     with Interrupts():
         while True:
-            may_restart = detach.has_recorder(folder) and folder.goes_on(ended)
+            may_restart = detach.is_taken_care_of(folder) and folder.goes_on(ended)
             newest = folder.load_if_readable(console) or ended
             if not may_restart or newest.attempt.number > ended.attempt.number:
                 return newest
@@ -110,10 +112,9 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
     recorder_started = announced = False
     while True:
         # check this before reading the record: a process may change the record and then end
-        starting = detach.is_being_started(folder)
-        abandoned = not (starting or detach.has_recorder(folder))
+        abandoned = not detach.is_taken_care_of(folder)
         record = folder.load()
-        is_pending = record.state is RunState.PENDING and starting
+        is_pending = record.state is RunState.PENDING and not abandoned
         if record.state is not RunState.WAITING and not is_pending:
             return record
         if not (is_pending or announced):

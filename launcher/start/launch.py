@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from ..errors import UsageError
 from ..follow.attempt_end import report_next
 from ..follow.ctrl_c import Interrupts
-from ..follow.detach import taken_care_of
+from ..follow.detach import taking_care
 from ..follow.hooks import ExitHook
 from ..hosts import Cluster
 from ..outcomes import Outcome
@@ -59,10 +59,9 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
     """
     # so that `kill` without a run does not stop the run before this one
     launched = being_launched(request.folder) if request.by == "launch" else nullcontext()
-    with ExitHook(request.folder, console) as hook, launched:
+    with ExitHook(request.folder, console) as hook, launched, taking_care(request.folder):
         outcome = run_attempt(request, console)
-        # this process takes care of the run between attempts too
-        with taken_care_of(request.folder), Interrupts(between_attempts=True):
+        with Interrupts(between_attempts=True):
             outcome = restart_until_done(request.folder, request.options, outcome, console)
         hook.outcome = outcome
         if outcome.state.is_final and (record := request.folder.load_if_readable(console)):

@@ -14,10 +14,9 @@ from pathlib import Path
 from ..errors import DdpctlError
 from ..follow import hooks
 from ..follow.ctrl_c import signals_end_recorder
-from ..follow.detach import READY, WAITING_LOCK, recording
+from ..follow.detach import READY, taking_care
 from ..logs.query import LogFilter
 from ..outcomes import Outcome, RunState
-from ..own_folders import locked
 from ..plan.launch_options import LaunchOptions
 from ..runs.record import RunFolder, RunRecord
 from ..terminal.console import Console
@@ -32,7 +31,7 @@ def main() -> int:
     console = Console(results=False)
     try:
         folder.load()
-        with recording(folder), signals_end_recorder():
+        with signals_end_recorder():
             report_ready()
             return record_run(folder, console).exit
     except DdpctlError as error:
@@ -44,7 +43,7 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended and will not be restarted. Return its outcome."""
     kept = dataclasses.asdict(folder.load().options)
     options = LaunchOptions(**kept, on_event=hooks.event_command(folder))
-    with hooks.ExitHook(folder, console) as hook:
+    with hooks.ExitHook(folder, console) as hook, taking_care(folder):
         outcome = run_if_waiting(folder, options, console) or follow_started(
             folder, options, console
         )
@@ -53,17 +52,11 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
 
 
 def run_if_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome | None:
-    """If the run is waiting in line, wait for its turn, start it and follow it; otherwise return None.
-
-    If another process is already waiting for its turn, first waits until that process has ended.
-    """
-    if folder.load().state is not RunState.WAITING:
+    """If the run is waiting in line, wait for its turn, start it and follow it; otherwise return None."""
+    record = folder.load()
+    if record.state is not RunState.WAITING:
         return None
-    with locked(folder.path / WAITING_LOCK):
-        record = folder.load()  # the other process may have started the run
-        if record.state is not RunState.WAITING:
-            return None
-        return run_attempt(still_waiting(folder, record, options), console)
+    return run_attempt(still_waiting(folder, record, options), console)
 
 
 def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome:
@@ -73,10 +66,7 @@ def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) 
 
 
 def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
-    """Return the request for the newest attempt of a waiting run, which keeps its place in line.
-
-    The caller must hold WAITING_LOCK.
-    """
+    """Return the request for the newest attempt of a waiting run, which keeps its place in line."""
     attempt = record.attempt
     earlier = dataclasses.replace(record, attempts=record.attempts[:-1])
     return Request(

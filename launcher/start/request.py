@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from ..engines.choose import engine_traits
 from ..facts.gather import request_time
 from ..follow import hooks
+from ..follow.detach import take_care
 from ..hosts import Cluster, Host, user_env
 from ..plan.build import PlanInputs, build_plan
 from ..plan.launch_options import LaunchOptions
@@ -32,7 +33,7 @@ class Request:
     former: tuple[Host, ...] = ()  # hosts no longer used that may have the run's checkpoints
     since: float | None = None  # when the run asked for its GPUs; None: it asks now. See Plan.since
     until: float | None = None  # when it stops waiting: unix seconds on this machine's clock
-    handed_over: bool = False  # another process reserved the attempt; this one holds WAITING_LOCK
+    handed_over: bool = False  # whether another process has reserved and locked it for this one
     notes: tuple[str, ...] = ()  # the first lines of the run's log
 
     @property
@@ -60,6 +61,11 @@ class Request:
         if before and plan.world_size and plan.world_size != before:
             notes += (f"WORLD_SIZE {before} -> {plan.world_size}",)
         return dataclasses.replace(plan, notes=notes)
+
+    def take_care(self) -> None:
+        """See `detach.take_care`."""
+        if not self.handed_over:
+            take_care(self.folder, self.attempt)
 
     def save_pending(self, plan: Plan) -> RunRecord:
         """Save a PENDING attempt, its hosts file and its hooks on this machine. Return the record."""

@@ -7,7 +7,7 @@ from shlex import join
 
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, UsageError, lines
-from ..follow.detach import is_being_started
+from ..follow.detach import is_taken_care_of
 from ..follow.session import ENDED
 from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import NodeState, Outcome, RunState, run_state
@@ -43,7 +43,7 @@ def resume(
     record, before = folder.load(), folder.kept_cluster(job_files=hosts is None)
     if record.state is RunState.SUCCEEDED and not force:
         raise has_succeeded(record.run_id)
-    if record.state is RunState.PENDING and is_being_started(folder):
+    if record.state is RunState.PENDING and is_taken_care_of(folder):
         what = f"another command is starting attempt {record.attempt.number} of {record.run_id}"
         raise UsageError(what, f"follow it with `ddpctl attach {record.run_id}`")
     if record.adopted:

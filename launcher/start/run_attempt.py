@@ -45,18 +45,16 @@ def run_attempt(request: Request, console: Console, tickets: Tickets | None = No
     previous = tickets.planned if tickets else None
     reservation = Reservation(request.run_id, request.attempt, request.handed_over, previous)
     with (
-        contextlib.ExitStack() as care,
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         PlaceInLine([*connections, *former], request, tickets, interrupts, console) as line,
-        # inside `line`, so that no recorder takes over a WAITING run that has just been cancelled
         failed_start_recorded(request, reservation, hook, console),
     ):
         require_writable(request.folder.path.parent)
         finish_pending_stops(connections, console)
-        starter = Starter(connections, former, reservation, line, care, interrupts, hook, console)
+        starter = Starter(connections, former, reservation, line, interrupts, hook, console)
         while isinstance(result := starter.try_to_run(request), Refused):
             if outcome := line.wait(result):
                 return outcome
@@ -74,7 +72,6 @@ class Starter:
     former: Sequence[HostConnection]  # the run's earlier hosts, which may have its checkpoints
     reservation: Reservation
     line: PlaceInLine
-    care: contextlib.ExitStack  # keeps the run `taken_care_of` until `run_attempt` ends
     interrupts: Interrupts
     hook: EventHook
     console: Console
@@ -113,7 +110,6 @@ class Starter:
                     return Refused(planned, reasons, choose_again)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
-            self.care.enter_context(detach.taken_care_of(request.folder))
             self.record_start(request, planned, record)
             self.line.leave()
             if request.options.detach:
@@ -130,10 +126,8 @@ class Starter:
             with self.console.step("asking whether the run is alive"):
                 each_node(planned.connections, lambda each: require_ended(planned.nodes_on(each)))
         self.reservation.take(self.connections, self.console)
-        # Other commands see by the lock that the run is being started. The start does not need it: a
-        # recorder may hold it for a long time, while it follows an attempt whose hosts are gone.
-        with contextlib.suppress(StateError):
-            self.line.lock(wait=False)
+        with contextlib.suppress(StateError):  # on a file system without locks
+            request.take_care()
         return request.save_pending(planned.plan)
 
     def record_start(self, request: Request, planned: PlannedAttempt, record: RunRecord) -> None:
@@ -162,11 +156,8 @@ def removed_on_failure(
     """
     try:
         yield
-    except RunKilled:
-        remove_nodes(planned, console, folders=True)
-        raise
-    except BaseException:
-        remove_nodes(planned, console)
+    except BaseException as error:
+        remove_nodes(planned, console, folders=isinstance(error, RunKilled))
         # the cause may be that `kill` removed a node just before its start
         reservation.raise_if_killed(planned, console)
         raise

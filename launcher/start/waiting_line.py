@@ -10,14 +10,12 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import DdpctlError, NodesFailed, PreflightError, RunKilled, Several, lines
 from ..follow import detach
 from ..follow.ctrl_c import LEAVING, Interrupts
-from ..follow.detach import WAITING_LOCK
 from ..outcomes import Outcome, RunState
-from ..own_folders import locked, make_folder
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
@@ -55,8 +53,6 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     console: Console
     _own: Tickets | None = None  # of this attempt: from the first refusal to its start, or after it
     _until: float | None = None  # see Request.until; --wait-limit counts from the first refusal
-    _locked: bool = False  # whether `lock` was called
-    _waiting_lock: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def __exit__(self, _: object, error: object, __: object) -> None:
         if self._own:
@@ -65,7 +61,6 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
                 closing.result(CLOSE_TIMEOUT if isinstance(error, KeyboardInterrupt) else None)
         elif error and self.request.handed_over:
             self._remove_earlier()
-        self._waiting_lock.close()
 
     def wait(self, refused: Refused) -> Outcome | None:
         """Wait for this run's turn. Return None, or an Outcome if this command stops waiting first.
@@ -92,7 +87,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             elif (number := self._await_turn(tickets, lines(refused.reasons))) is None:
                 return None
             elif number in LEAVING:
-                detach.start_recorder(self.request.folder, RunState.WAITING)
+                detach.ensure_recorder(self.request.folder, RunState.WAITING)
                 again = f"ddpctl attach {self.request.run_id}"
                 self.console.say(f"the run stays in line; follow it with `{again}`")
                 outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
@@ -103,24 +98,12 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             self.interrupts.forget()
             return outcome
 
-    def lock(self, *, wait: bool = True) -> None:
-        """Lock the run for this process, which is waiting for its turn or starting it.
-
-        Other commands on this machine look at the lock. Raises StateError on a file system without
-        locks and, without `wait`, if another process already has the lock.
-        """
-        if not (self._locked or self.request.handed_over):
-            lock = make_folder(self.request.folder.path) / WAITING_LOCK
-            self._waiting_lock.enter_context(locked(lock, wait=wait))
-            self._locked = True
-
     def leave(self) -> None:
-        """Remove all tickets of the run and release the lock, because the run has started."""
+        """Remove all tickets of the run, because the run has started."""
         for tickets in self._all_tickets():
             tickets.close()
         if self.request.handed_over or self.request.by == "restart":
             self._remove_earlier()
-        self._waiting_lock.close()
 
     @contextlib.contextmanager
     def kept_for_restart(self, planned: PlannedAttempt) -> Iterator[None]:
@@ -137,7 +120,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     def _join(self, refused: Refused) -> Tickets:
         """Record the run as waiting, and take a place in line unless it has one. Return its tickets."""
         folder = self.request.folder
-        self.lock()
+        self.request.take_care()
         if self._own is None:
             self._own = Tickets(refused.planned)
         record = self.request.save_pending(refused.planned.plan)

@@ -85,21 +85,20 @@ def test_a_full_disk_is_one_line_and_keeps_the_old_file(
     assert [each.name for each in tmp_path.iterdir()] == ["run.json"]
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_locks_work_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
-    """NFS turns flock() into fcntl() locks: a shared one needs read access, an exclusive one write."""
+def test_locks_work_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS turns flock() into fcntl() locks: an exclusive one needs write access."""
     flock = fcntl.flock
 
     def on_nfs(file: TextIO, how: int) -> None:
         access = fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE
-        if access == (os.O_WRONLY if how & fcntl.LOCK_SH else os.O_RDONLY):
+        if access == os.O_RDONLY:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", on_nfs)
     lock = tmp_path / "lock"
     assert not is_locked(lock)
-    with locked(lock, shared=shared):
+    with locked(lock):
         assert is_locked(lock)
     assert not is_locked(lock)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
+from builders import run_record
 from fakes import FakeCluster, FakeNode
 
 import launcher
@@ -21,10 +22,11 @@ from launcher.api import handle
 from launcher.api.call import read_outcomes
 from launcher.api.handle import JobOptions, LoggingConsole, Run
 from launcher.engines.node_handle import AttemptHandle
-from launcher.follow.detach import ensure_recorder, has_recorder, recording
+from launcher.follow.detach import attempt_lock, ensure_recorder, is_taken_care_of
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.outcomes import RunState
+from launcher.own_folders import locked
 from launcher.runs.record import RunFolder
 from launcher.start import recorder
 from launcher.start.run_attempt import Starter
@@ -38,12 +40,13 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
 
     def ensure(folder: RunFolder, state: RunState) -> None:
-        if has_recorder(folder):
+        if is_taken_care_of(folder):
             return
+        lock = attempt_lock(folder, folder.load().attempt.number)
         began = threading.Event()
 
         def record() -> None:
-            with recording(folder):
+            with locked(lock):
                 began.set()
                 recorder.record_run(folder, LoggingConsole())
 
@@ -268,11 +271,12 @@ def test_another_thread_than_the_main_one_sets_no_signal_handler(fake_cluster: M
 
 
 def test_a_live_recorder_is_recognized_by_its_lock(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    assert not has_recorder(folder)
-    with recording(folder), recording(folder):
-        assert has_recorder(folder)
-    assert not has_recorder(folder)
+    folder = RunFolder(tmp_path / "r")
+    folder.save(run_record(run_id="r"))
+    assert not is_taken_care_of(folder)
+    with locked(attempt_lock(folder, 1)):
+        assert is_taken_care_of(folder)
+    assert not is_taken_care_of(folder)
 
 
 @pytest.mark.real

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from builders import run_record
 from local_machine import Machine
+from supervisors import until
 
 from launcher.errors import CommandFailed
 from launcher.follow import detach
@@ -57,15 +61,33 @@ def test_one_that_does_not_start_is_an_error(
     folder = RunFolder(tmp_path / "r1")
     folder.path.mkdir()
     with pytest.raises(CommandFailed, match=r"recorder did not start: .*run\.json"):
-        detach.start_recorder(folder)  # there is no record to read
+        detach.ensure_recorder(folder)  # there is no record to read
+    folder.save(run_record(run_id="r1"))
     monkeypatch.setattr(detach, "BOOT", "import time; time.sleep(60)")
     monkeypatch.setattr(detach, "START_TIMEOUT", 0.2)
     with pytest.raises(
         CommandFailed, match="r1: the run continues, but its recorder did not start"
     ):
-        detach.start_recorder(folder)
+        detach.ensure_recorder(folder)
+
+
+def test_a_recorder_inherits_the_lock_of_the_command_that_leaves_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, pids = RunFolder(tmp_path / "r1"), tmp_path / "pids"
+    folder.save(run_record(run_id="r1"))
+    notes = f"import os, time; print(os.getpid(), file=open({str(pids)!r}, 'a')); "
+    monkeypatch.setattr(detach, "BOOT", notes + "print('ready', flush=True); time.sleep(60)")
+    with detach.taking_care(folder):
+        detach.take_care(folder, 1)
+        detach.ensure_recorder(folder)
+    assert detach.is_taken_care_of(folder)
+    detach.ensure_recorder(folder)  # there is one
+    [pid] = pids.read_text().split()
+    os.kill(int(pid), signal.SIGKILL)
+    until(lambda: not detach.is_taken_care_of(folder), 20)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_and_the_run_goes_on(tmp_path: Path) -> None:
     with pytest.raises(CommandFailed, match="the run continues, but its recorder did not start"):
-        detach.start_recorder(RunFolder(tmp_path / "gone" / "r1"))
+        detach.ensure_recorder(RunFolder(tmp_path / "gone" / "r1"))

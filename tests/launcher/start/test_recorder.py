@@ -6,12 +6,17 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from fakes import FakeCluster
 
+from launcher.follow.detach import attempt_lock
 from launcher.logs.store import LogStore
-from launcher.start import recorder
+from launcher.outcomes import RunState
+from launcher.own_folders import locked
+from launcher.runs.record import run_folder
+from launcher.start import attach, recorder
 
 Make = Callable[..., FakeCluster]
 
@@ -40,6 +45,28 @@ def test_a_detached_run_is_recorded_to_its_end(
     assert recorder.main() == 0
     assert cluster.record["state"] == "SUCCEEDED"
     assert b"loss 0.1" in (folder / "logs" / "node-1.log").read_bytes()
+
+
+@pytest.mark.slow
+def test_it_does_not_wait_for_a_start_during_which_the_launch_has_died(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    cluster.nodes[0].end(0)
+    pending = folder.load()
+    pending.attempt.state, pending.attempt.started = RunState.PENDING, None
+    folder.save(pending)
+
+    def wait(_: float) -> None:
+        pytest.fail("it waits for itself")
+
+    monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=wait))
+    monkeypatch.setattr(sys, "argv", ["recorder", str(folder.path)])
+    monkeypatch.setattr(recorder, "report_ready", lambda: None)
+    with locked(attempt_lock(folder, 1)):  # which it has inherited
+        assert recorder.main() == 0
+    assert folder.load().state is RunState.SUCCEEDED
 
 
 def test_it_takes_care_of_the_run_even_if_the_command_that_started_it_has_died(

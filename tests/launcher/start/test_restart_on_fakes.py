@@ -18,7 +18,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.errors import PreflightError
-from launcher.follow.detach import has_recorder
+from launcher.follow.detach import is_taken_care_of
 from launcher.follow.hooks import EventHook
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
@@ -102,11 +102,11 @@ def test_a_launch_takes_care_of_its_run_between_attempts_too(
     cared_for, close = [], EventHook.close
 
     def close_hook(hook: EventHook) -> None:
-        cared_for.append(has_recorder(hook._folder))
+        cared_for.append(is_taken_care_of(hook._folder))
         close(hook)
 
     def has_saved(folder: RunFolder, *_: object) -> bool:
-        cared_for.append(has_recorder(folder))
+        cared_for.append(is_taken_care_of(folder))
         return False
 
     monkeypatch.setattr(EventHook, "close", close_hook)
@@ -621,7 +621,7 @@ def test_attach_reports_a_kill_during_the_pause_before_the_recorder_restarts_the
     cluster.nodes[0].exit(137)
     cluster.nodes[1].end(143, "stopped")
     recorders = [folder]
-    monkeypatch.setattr(attach.detach, "has_recorder", lambda _: bool(recorders))
+    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: bool(recorders))
 
     def kill(_: float) -> None:
         record = folder.load()
@@ -647,7 +647,7 @@ def test_attach_and_logs_wait_for_the_recorders_restart_until_a_kill(
     cluster.nodes[0].exit(137)
     cluster.nodes[1].end(143, "stopped")
     recorders: list[RunFolder] = []
-    monkeypatch.setattr(attach.detach, "has_recorder", lambda _: bool(recorders))
+    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: bool(recorders))
 
     def kill(_: float) -> None:
         record = folder.load()
@@ -672,7 +672,7 @@ def test_logs_do_not_wait_for_a_restart_once_nobody_reads_them(
     cluster.nodes[0].exit(137)
     cluster.nodes[1].end(143, "stopped")
     cluster.ddpctl("attach")  # ends the attempt
-    monkeypatch.setattr(logs.detach, "has_recorder", lambda _: True)
+    monkeypatch.setattr(logs.detach, "is_taken_care_of", lambda _: True)
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -705,7 +705,7 @@ def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_p
         folder.save(ended)
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=end))
-    monkeypatch.setattr(attach.detach, "is_being_started", lambda _: True)
+    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: True)
     code, out, err = cluster.ddpctl("attach")
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
@@ -792,7 +792,7 @@ def test_attach_waits_for_the_start_of_an_attempt_that_was_new_while_the_hosts_w
 
     monkeypatch.setattr(newest_attempt, "caught_up", restart)
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=start))
-    monkeypatch.setattr(attach.detach, "is_being_started", lambda _: is_starting)
+    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: is_starting)
     code, _, err = cluster.ddpctl("attach")
     assert (code, is_starting, folder.load()) == (0, False, ended), err
 
@@ -834,12 +834,9 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
     assert (cluster.ddpctl("logs", "-f")[0], printed) == (0, [None, 1, 2])
 
 
-@pytest.mark.parametrize(
-    ("state", "sign"),
-    [(RunState.WAITING, "has_recorder"), (RunState.PENDING, "is_being_started")],
-)
+@pytest.mark.parametrize("state", [RunState.WAITING, RunState.PENDING])
 def test_logs_follow_a_run_from_its_start_that_they_wait_for(
-    state: RunState, sign: str, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+    state: RunState, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = fake_cluster()
     folder = run_folder(cluster.launch("--detach")[1].strip())
@@ -849,7 +846,7 @@ def test_logs_follow_a_run_from_its_start_that_they_wait_for(
     running = [(host, host.nodes.copy()) for host in cluster]
     for host in cluster:
         host.nodes.clear()
-    monkeypatch.setattr(logs.detach, sign, lambda _: folder.load() == waiting)
+    monkeypatch.setattr(logs.detach, "is_taken_care_of", lambda _: folder.load() == waiting)
 
     def start(_: float) -> None:
         for host, nodes in running:

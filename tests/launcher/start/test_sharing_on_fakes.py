@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode
@@ -26,7 +26,7 @@ from launcher.follow.ctrl_c import Interrupts
 from launcher.follow.session import Session
 from launcher.hosts import load
 from launcher.outcomes import Exit, Outcome, RunState
-from launcher.own_folders import is_locked, locked
+from launcher.own_folders import locked
 from launcher.plan.build import PlanInputs
 from launcher.plan.launch_options import LaunchOptions
 from launcher.run_id import new_run_id
@@ -262,7 +262,7 @@ def test_a_wait_that_ctrl_c_ends_is_recorded_before_another_process_may_wait_for
     saved, save = [], RunFolder.try_save
 
     def note(folder: RunFolder, record: RunRecord, console: Console) -> None:
-        saved.append((record.state, is_locked(folder.path / detach.WAITING_LOCK)))
+        saved.append((record.state, detach.is_taken_care_of(folder)))
         save(folder, record, console)
 
     monkeypatch.setattr(RunFolder, "try_save", note)
@@ -433,7 +433,7 @@ def recorder_starts_during(
 ) -> None:
     """Make the signal arrive while the recorder starts."""
 
-    def start_recorder(folder: RunFolder, _: RunState) -> None:
+    def start_recorder(folder: RunFolder, _: object) -> None:
         cluster.recorders.append(folder.run_id)
         signal.raise_signal(number)
 
@@ -550,12 +550,12 @@ def test_attach_starts_a_recorder_when_the_process_that_waits_has_died(
 ) -> None:
     cluster = make("gpu0")
     waiting = waits_behind_another(cluster)
-    folder = cluster.state / "ddpctl" / "runs" / waiting
+    folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
     cluster.recorders.clear()
     looks: list[float] = []
 
     with contextlib.ExitStack() as process:
-        process.enter_context(locked(folder / detach.WAITING_LOCK))
+        process.enter_context(locked(detach.attempt_lock(folder, 1)))
 
         def look_again(seconds: float) -> None:
             assert cluster.recorders == [waiting] * (len(looks) > 2)
@@ -594,7 +594,8 @@ def test_attach_starts_no_second_recorder_before_the_first_one_was_refused(
         assert cluster.ddpctl("kill", waiting)[0] == 0
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill))
-    with detach.recording(RunFolder(cluster.state / "ddpctl" / "runs" / waiting)):
+    folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
+    with locked(detach.attempt_lock(folder, 1)):
         assert cluster.ddpctl("attach", waiting)[0] == 7
     assert cluster.recorders == [first, waiting]
 
@@ -606,19 +607,19 @@ def test_of_two_attaches_at_the_same_moment_one_starts_a_recorder(
     waiting = waits_behind_another(cluster)
     cluster.recorders.clear()
     folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
-    both_saw_none, has_recorder = threading.Barrier(2), detach.has_recorder
+    both_saw_none, is_taken_care_of = threading.Barrier(2), detach.is_taken_care_of
 
     def seen_by_both(folder: RunFolder) -> bool:
-        found = has_recorder(folder)
+        found = is_taken_care_of(folder)
         with contextlib.suppress(threading.BrokenBarrierError):
             both_saw_none.wait(1.0)
         return found
 
     with contextlib.ExitStack() as recorders:
 
-        def start_recorder(folder: RunFolder, _: RunState) -> None:
+        def start_recorder(folder: RunFolder, lock: IO[str]) -> None:
             cluster.recorders.append(folder.run_id)
-            recorders.enter_context(detach.recording(folder))
+            recorders.enter_context(os.fdopen(os.dup(lock.fileno())))  # as a recorder inherits it
 
         def end(_: float) -> None:
             record = folder.load()
@@ -626,32 +627,13 @@ def test_of_two_attaches_at_the_same_moment_one_starts_a_recorder(
             folder.save(record)
 
         monkeypatch.setattr(detach, "start_recorder", start_recorder)
-        monkeypatch.setattr(detach, "has_recorder", seen_by_both)
+        monkeypatch.setattr(detach, "is_taken_care_of", seen_by_both)
         monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=end))
         with ThreadPoolExecutor(2) as pool:
             console = Console(quiet=True)
             both = [pool.submit(attach.wait_for_start, folder, console) for _ in range(2)]
             assert {each.result().state for each in both} == {RunState.CANCELLED}
     assert cluster.recorders == [waiting]
-
-
-def test_of_two_recorders_one_starts_the_run_once_nobody_else_waits_for_it(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster = make("gpu0")
-    waiting = waits_behind_another(cluster)
-    end_all(cluster.nodes)
-    cluster.nodes_end(0)
-    lock = cluster.state / "ddpctl" / "runs" / waiting / detach.WAITING_LOCK
-    before = cluster.hosts["gpu0"].count("create")
-    with ThreadPoolExecutor(2) as pool:
-        with locked(lock):
-            both = [pool.submit(run_recorder, cluster, waiting, monkeypatch) for _ in range(2)]
-            time.sleep(0.5)
-            assert cluster.hosts["gpu0"].count("create") == before
-        assert [each.result() for each in both] == [0, 0]
-    assert cluster.hosts["gpu0"].count("create") == before + 1
-    assert record(cluster, waiting)["state"] == "SUCCEEDED"
 
 
 @contextlib.contextmanager

@@ -19,7 +19,8 @@ from fakes import FakeCluster
 from local_machine import Machine
 
 from launcher.errors import HostUnreachable, NodesFailed, UsageError
-from launcher.follow.detach import WAITING_LOCK
+from launcher.follow import detach
+from launcher.follow.detach import attempt_lock
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
@@ -135,6 +136,26 @@ def test_attach_waits_for_an_attempt_that_another_command_is_starting(
     assert folder.load().state is RunState.SUCCEEDED
 
 
+def test_a_run_that_another_command_is_starting_gets_no_recorder_as_well(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both would restart the run, and run --on-event."""
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(failed_run(cluster))
+    states: list[RunState] = []
+
+    def wait_elsewhere(*_: object) -> None:
+        """As Run.wait does in another process."""
+        states.append(folder.load().state)
+        with monkeypatch.context() as other:
+            other.setattr(detach, "_held", {}, raising=False)
+            detach.ensure_recorder(folder, states[0])
+
+    monkeypatch.setattr("launcher.start.run_attempt.distribute_checkpoint", wait_elsewhere)
+    code, _, err = cluster.ddpctl("resume")
+    assert (code, states, cluster.recorders) == (0, [RunState.PENDING], []), err
+
+
 def test_an_attempt_that_another_command_is_starting_is_not_followed_by_one_more(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,7 +251,7 @@ def test_a_resume_does_not_wait_for_a_recorder_that_still_follows_an_earlier_att
     cluster = fake_cluster("gpu0")
     folder = run_folder(failed_run(cluster))
     with contextlib.ExitStack() as recorder:
-        recorder.enter_context(locked(folder.path / WAITING_LOCK))
+        recorder.enter_context(locked(attempt_lock(folder, 1)))
         release = threading.Timer(30, recorder.close)
         release.start()
         code, _, err = cluster.ddpctl("resume")

@@ -21,6 +21,8 @@ def main() -> None:
     print(f"round {now} resume {resume} {' '.join(told)}".rstrip(), flush=True)
     for number in range(LINES):
         print(f"{now} {number}", flush=True)
+    if "later" in mine or "told" in mine:  # before anything can end this rank
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     if any(int(round) == now for _, round, _ in deeds):
         wait_for_all(me, now)
     for deed in mine:
@@ -31,8 +33,11 @@ def main() -> None:
 
 
 def wait_for_all(me: int, now: int) -> None:
-    """Wait for all ranks, so that each has printed its lines before one fails."""
-    here = Path(os.environ["DDPCTL_CHECKPOINT_DIR"]).parents[1] / f"round-{now}"
+    """Wait for all ranks: before one fails, each has printed its lines and was seen by its supervisor."""
+    node = Path(os.environ["DDPCTL_CHECKPOINT_DIR"]).parent
+    while f'"{me}": {os.getpid()}'.encode() not in (node / "journal").read_bytes():
+        time.sleep(0.02)
+    here = node.parent / f"round-{now}"
     here.mkdir(exist_ok=True)
     (here / str(me)).touch()
     while len(list(here.iterdir())) < int(os.environ["WORLD_SIZE"]):
@@ -55,8 +60,9 @@ def do(deed: str, now: int) -> None:
     if deed == "memory":
         raise MemoryError("cannot allocate memory")
     if deed == "later":  # even if the run is being stopped
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         time.sleep(0.5)
+    while deed == "told" and signal.SIGTERM not in signal.sigpending():  # to stop
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

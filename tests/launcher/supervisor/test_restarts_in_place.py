@@ -200,8 +200,8 @@ def test_an_exception_is_not_restarted(start: Start) -> None:
 
 
 def test_a_lost_connection_does_not_hide_the_exception_that_broke_it(start: Start) -> None:
-    """Node 0 stops because its rank lost a connection. The cause on node 1 shows half a second later."""
-    made = start(2, "0:0:lose", "3:0:later", "3:0:raise", failure_grace=10.0)
+    """All stop because a rank of node 0 lost a connection. Only then the cause on node 1 shows."""
+    made = start(2, "0:0:lose", "3:0:told", "3:0:raise", failure_grace=10.0)
     made.wait()
     assert made.nodes[0].events(Stopping)[0][1].reason.rank == 0
     assert restarts(made.nodes[0]) == []

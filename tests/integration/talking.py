@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # How many lines, in how many bursts, and the seconds between two. All ranks begin together, once
-# all are there. A line is one write, because by hand the ranks of a node share a pipe.
+# all are there. A line is one write, because by hand the ranks of a node share a pipe. With a fourth
+# argument, the lines come in that many parts, each of which waits for a file: `part-0`, `part-1`, ...
 SCRIPT = """
 import os, socket, sys, time
 count, bursts, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+parts, begun = int((sys.argv[4:] or [0])[0]), 0
 rank, size, port = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), 29600
 if rank == 0:
     with socket.create_server(("", port)) as server:
@@ -28,6 +30,10 @@ else:
     assert there.recv(2) == b"go"
 said = 0
 for burst in range(bursts):
+    while begun < parts and burst >= bursts * begun // parts:
+        if os.path.exists(os.path.join(os.environ["DDPCTL_OUTPUT_DIR"], "part-%d" % begun)):
+            begun += 1
+        time.sleep(0.02)
     while said < count * (burst + 1) // bursts:
         os.write(1, b"@%d/%d %s\\n" % (rank, said, b"x" * 40))
         said += 1

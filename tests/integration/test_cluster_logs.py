@@ -7,12 +7,22 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import Cluster, Home, until
+from cluster import USER, Cluster, Home, until
 from talking import SCRIPT, Heard, Progress, heard, peak
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 MEMORY = 150 << 10  # KiB
+CUTS = 5
+PARTS = CUTS + 2  # of the lines, each begun by the test: a cut may take long on a busy machine
+
+
+def begin_part(cluster: Cluster, part: int) -> None:
+    """Let the ranks print a part of their lines, once the nodes have folders."""
+    folder = f"/home/{USER}/.ddpctl/runs/*/output"
+    script = f"until cd {folder} 2>/dev/null; do sleep 0.1; done; touch part-{part}"
+    for node in cluster.nodes:
+        cluster.exec(node, "sh", "-c", script)
 
 
 @pytest.mark.parametrize(
@@ -29,17 +39,24 @@ def test_every_line_comes_once_whatever_breaks_and_whatever_the_engine_forgets(
     hosts = cluster.hosts_yaml(tmp_path / "hosts.yaml", workdir=str(code), nproc_per_node=2)
     out, err = tmp_path / "out", tmp_path / "err"
     with out.open("wb") as stdout, err.open("wb") as stderr:
-        words = ["talk.py", str(count), str(count // 250), "0.15"]
+        words = ["talk.py", str(count), str(count // 250), "0.15", str(PARTS)]
         own = {"preexec_fn": None}  # no fork, which would have the memory of this process
         process = home.start(
             "launch", hosts, "--no-check", "--", *words, stdout=stdout, stderr=stderr, **own
         )
     progress = Progress(out)
-    for cut in range(5):
-        mark = progress.look() + count // 2
-        until(lambda m=mark: progress.look() > m or process.poll() is not None, 120, "more lines")
+    begin_part(cluster, 0)
+    for cut in range(CUTS):
+        mark = 6 * count * (2 * cut + 1) // (2 * PARTS)  # the middle of a part
+        until(
+            lambda m=mark: progress.look() > m or process.poll() is not None,
+            120,
+            f"the lines before cut {cut}",
+        )
+        begin_part(cluster, cut + 1)  # so that lines come while the connections break
         assert process.poll() is None, err.read_text()
         assert cluster.hang_up(cluster.nodes[cut % 3]) > 0
+    begin_part(cluster, PARTS - 1)
     most = 0
     while process.poll() is None:
         most = max(most, peak(process.pid))

@@ -55,7 +55,7 @@ class Traces:
     @property
     def live_runs(self) -> set[str]:
         working = {process.run_id for process in self.inventory.processes} & self.runs
-        return working | {status.run_id for status in self.nodes if status.alive}
+        return working | {s.run_id for s in self.nodes if s.alive or s.may_start}
 
     @property
     def containers(self) -> list[NodeStatus]:
@@ -206,7 +206,7 @@ def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
         for attempt in each.inventory.open_attempts
         if attempt.host not in checked and is_run_id(attempt.run_id)
     }
-    sure = "is still running; stop it with `ddpctl kill {}`, or clean with --kill"
+    sure = "is running or about to start; stop it with `ddpctl kill {}`, or clean with --kill"
     live = {run_id: sure.format(run_id) for each in traces for run_id in each.live_runs}
     return {**unsure, **live}
 

@@ -34,7 +34,7 @@ def test_a_living_run_keeps_its_host_until_it_may_be_killed(machine: Machine) ->
     run_id = machine.ddpctl("launch", "hosts.yaml", *flags).stdout.strip()
     folder = machine.folder / "home" / ".ddpctl"
     kept = machine.ddpctl("clean", "hosts.yaml", "-y")
-    assert f"not cleaned: {run_id} is still running" in kept.stderr
+    assert f"not cleaned: {run_id} is running" in kept.stderr
     assert (folder / "runs" / run_id).is_dir()
     live = json.loads(machine.ddpctl("ps", "hosts.yaml", "--json").stdout)["runs"]
     assert run_id in {run["run_id"] for run in live}  # others may run on this machine

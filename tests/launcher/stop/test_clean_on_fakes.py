@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,6 +66,20 @@ def test_a_clean_is_not_confirmed_while_a_host_that_its_run_lost_has_not_confirm
     code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "--kill", "-y")
     assert code == 6 and "gpu9: stop not confirmed" in err, err
     assert cluster.nodes == [] and cluster.record["pending_stop"] == ["gpu9"]
+
+
+def test_a_launch_that_is_about_to_start_its_nodes_keeps_its_hosts(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    assert cluster.launch("--detach")[0] == 0
+    for node in cluster.nodes:
+        node.state, node.created = "created", time.time() - 5
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
+    assert code == 0 and f"gpu1: not cleaned: {cluster.record['run_id']}" in err
+    assert len(cluster.nodes) == 2 and all((host.home / ".ddpctl").exists() for host in cluster)
+    for node in cluster.nodes:
+        node.created = time.time() - 61  # its launch is gone
+    assert cluster.ddpctl("clean", cluster.hosts_file, "-y")[0] == 0
+    assert cluster.nodes == []
 
 
 def while_asked(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:

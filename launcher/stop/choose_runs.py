@@ -47,6 +47,9 @@ class HostedRun:
         return confirm(f"Stop run {self.run_id}, which belongs to {owners}?", refusal, yes=yes)
 
 
+ChosenRuns = tuple[list[HostedRun], Mapping[str, DdpctlError]]
+
+
 @dataclass(frozen=True)
 class Target(ABC):
     """What the user asks `kill` to stop on the hosts of `cluster`: one of the next four classes.
@@ -62,8 +65,11 @@ class Target(ABC):
         return True
 
     @abstractmethod
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
-        """Return the runs to stop, each with the hosts that may have it."""
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
+        """Return the runs to stop, each with the hosts that may have it.
+
+        If all runs are to be stopped, also return the errors of the hosts that did not list theirs.
+        """
 
     def _with_owners(
         self, run_id: str, connections: Sequence[HostConnection], console: Console
@@ -85,20 +91,20 @@ class RecordedRun(Target):
         question = f"Stop run {self.folder.run_id}?"
         return self.typed is not None or confirm(question, None, yes=yes)
 
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         record = self.folder.load_if_readable(console)
         if record and not record.adopted:  # launched here, by this user
-            return [HostedRun(record.run_id, connections)]
-        return self._with_owners(self.folder.run_id, connections, console)
+            return [HostedRun(record.run_id, connections)], {}
+        return self._with_owners(self.folder.run_id, connections, console), {}
 
 
 class RunOnHosts(Target):
     """The hosts' run whose id is `typed` or starts with it."""
 
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         with console.step(f"asking {counted(len(connections), 'host')} about the run"):
             run_id = find_id(connections, self.cluster, self.typed)
-        return self._with_owners(run_id, connections, console)
+        return self._with_owners(run_id, connections, console), {}
 
 
 class AllRuns(Target):
@@ -108,20 +114,20 @@ class AllRuns(Target):
         refusal = "--all stops all your runs on these hosts"
         return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
 
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         own = list_own_runs(connections, self.cluster.job.engine, console)
-        return own.hosted(own.live)
+        return own.hosted(own.live), by_name(one_per_account(connections), own.errors)
 
 
 class OnlyRun(Target):
     """This user's only live run or, if none is live, this user's newest ended run."""
 
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> list[HostedRun]:
+    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         own = list_own_runs(connections, self.cluster.job.engine, console)
         if len(own.live) > 1:
             what = f"several live runs on these hosts: {', '.join(own.live)}"
             raise UsageError(what, "name one of them, or pass --all")
-        return own.hosted(own.live or own.newest)
+        return own.hosted(own.live or own.newest), {}
 
 
 def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:

@@ -15,7 +15,7 @@ from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each
 from ..terminal.console import Console
-from ..terminal.host_errors import report_unconfirmed, unseen
+from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import names
 from .choose_runs import AllRuns, HostedRun, Target
 from .remove_finished import remove_finished
@@ -35,7 +35,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
     cluster = target.cluster
     with connected(cluster.hosts) as connections:
         try:
-            runs = target.runs(connections, console)
+            runs, unlisted = target.runs(connections, console)
         except NodesFailed as error:
             if as_json:
                 console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
@@ -43,8 +43,10 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         if not all(run.confirmed(yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, connections, cluster.job.engine, console)
-        is_all = isinstance(target, AllRuns)
-        errors = remove_finished(connections, cluster, console) if is_all else {}
+        known = {host for each in killed for host in each.errors_by_name}
+        errors = unlisted_runs({h: unlisted[h] for h in unlisted if h not in known}, console)
+        if isinstance(target, AllRuns):
+            errors |= remove_finished(connections, cluster, console)
     if as_json:
         rows = [each.document() for each in killed]
         console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})
@@ -55,6 +57,16 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         console.say(f"recorded as live: {', '.join(live)}; to stop one, run `ddpctl kill RUN`")
     unconfirmed = errors or any(each.unconfirmed for each in killed)
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
+
+
+def unlisted_runs(failures: Mapping[str, DdpctlError], console: Console) -> dict[str, DdpctlError]:
+    """Report hosts that did not list their runs, even if they have confirmed other stops since."""
+    what, remedy = "other live runs may be left there", "repeat `ddpctl kill HOSTS --all`"
+    errors: dict[str, DdpctlError] = {
+        host: StopUnconfirmed(f"{what}: {error.what}", remedy) for host, error in failures.items()
+    }
+    report_errors(errors, console)
+    return errors
 
 
 def kill_runs(

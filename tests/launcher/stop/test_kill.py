@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fakes import FakeCluster, FakeNode, messages
@@ -16,11 +17,11 @@ from fakes import FakeCluster, FakeNode, messages
 from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
-from launcher.errors import CommandTimeout, PreflightError
+from launcher.errors import CommandTimeout, HostUnreachable, PreflightError
 from launcher.hosts import Host
 from launcher.own_folders import state_home
 from launcher.ssh.host_connection import HostConnection
-from launcher.stop import inventory, stop_run
+from launcher.stop import choose_runs, inventory, stop_run
 from launcher.stop.choose_runs import HostedRun
 from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
@@ -325,6 +326,27 @@ def test_of_several_live_runs_on_the_hosts_none_is_killed_by_guess(fake_cluster:
     assert len(cluster.nodes) == 4
     assert cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")[0] == 0
     assert cluster.nodes == []
+
+
+def test_all_runs_are_not_stopped_if_a_host_answered_only_after_it_was_asked_for_them(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    run_id = running(cluster)
+    assert cluster.launch("--detach", "--include", "gpu1")[0] == 0
+    ask = choose_runs.try_each
+
+    def late(connections: Any, action: Any) -> tuple[Any, Any]:
+        answers, _ = ask(connections, action)
+        [gpu1] = [connection for connection in answers if connection.name == "gpu1"]
+        return {c: answers[c] for c in answers if c != gpu1}, {gpu1: HostUnreachable("no answer")}
+
+    monkeypatch.setattr(choose_runs, "try_each", late)
+    code, out, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y", "--json")
+    [left] = cluster.nodes
+    assert left.run_id != run_id
+    assert code == 6 and "gpu1: other live runs may be left there: no answer; repeat" in err
+    assert [each["host"] for each in json.loads(out)["unseen"]] == ["gpu1"]
 
 
 @pytest.mark.parametrize("more", [[], ["-H", "gpu0,gpu1"], ["--strays"]])

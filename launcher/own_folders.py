@@ -143,11 +143,12 @@ def try_lock(path: Path) -> IO[str] | None:
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock at `path`; False on a file system without locks.
 
-    Holds the lock for a moment, so another process that finds it taken should look again.
+    Shares the lock for a moment: others who ask meanwhile get the right answer, but `try_lock` returns
+    None, so it should be tried again.
     """
     try:
         with path.open("r+") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:

@@ -103,6 +103,23 @@ def test_locks_work_on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert not is_locked(lock)
 
 
+def test_those_who_ask_whether_a_lock_is_held_do_not_see_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, lock = fcntl.flock, tmp_path / "lock"
+    answers = []
+
+    def asked_by_two(file: TextIO, how: int) -> None:
+        flock(file, how)
+        monkeypatch.setattr(fcntl, "flock", flock)
+        answers.append(is_locked(lock))
+
+    lock.touch()
+    monkeypatch.setattr(fcntl, "flock", asked_by_two)
+    answers.append(is_locked(lock))
+    assert answers == [False, False]
+
+
 def test_a_file_system_without_locks_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

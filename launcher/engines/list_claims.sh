@@ -4,6 +4,10 @@
 # listed, and nothing that they put into their folders makes this script wait, so that nobody can keep
 # the others from listing claims.
 . ./process_files.sh
+
+# Prints file $1, in one go and without waiting: by now, it may be a link, a FIFO or endless.
+claim_text() { dd if="$1" iflag=nofollow,nonblock bs=8192 count=1 2>/dev/null | tr -d '\0'; }
+
 now=$(date +%s)
 printf '%s\0' "$now"
 LC_ALL=C; export LC_ALL # so that all folders of a user are adjacent
@@ -18,8 +22,11 @@ for folder in $(claims_folders | awk '++folders[$1] <= 8 { print $1 "/" $2 }'); 
     grep -xE '[0-9.]{1,32}/ddpctl-[[:alnum:]._-]+\.(waiting|created|running)' | sort -rn | head -n "$left"); do
     left=$((left - 1))
     time=${entry%%[./]*} file=${entry#*/}
-    # in one go and without waiting: by now, it may be a link, a FIFO or endless
-    text=$(dd if="$file" iflag=nofollow,nonblock bs=8192 count=1 2>/dev/null | tr -d '\0')
+    text=$(claim_text "$file")
+    if [ -z "$text" ] && [ "${file##*.}" = created ]; then # its node has started since
+      file=${file%.*}.running
+      text=$(claim_text "$file")
+    fi
     case $file in
       *.running)
         line=$(printf '%s\n' "$text" | as_process)

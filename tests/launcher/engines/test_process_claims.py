@@ -273,6 +273,18 @@ def test_a_claim_that_becomes_a_pipe_while_it_is_listed_holds_nobody(
     assert claimed(engine) == [("waiting", ("GPU-1",))]
 
 
+def test_a_node_that_starts_while_the_claims_are_listed_is_listed(
+    engine: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, another launch could take its GPUs."""
+    folder.mkdir()
+    created = folder / f"{NAME}.created"
+    created.write_text(f"-\n{json.dumps(LABELS)}\n")
+    start = f"case $* in *.created*) mv {created} {folder}/{NAME}.running ;; esac"
+    meanwhile(monkeypatch, "LIST_CLAIMS", "dd", start)
+    assert claimed(engine) == [("running", ("GPU-1",))]
+
+
 def test_what_is_no_file_is_skipped(engine: Processes, folder: Path) -> None:
     folder.mkdir()
     os.mkfifo(folder / "a.created")

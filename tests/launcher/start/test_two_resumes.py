@@ -29,7 +29,7 @@ from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import attach, start_nodes
 from launcher.start.request import Request
-from launcher.start.reservation import Reservation
+from launcher.start.reservation import Reservation, newest_cancelled
 from launcher.start.run_attempt import run_attempt
 from launcher.terminal.console import Console
 
@@ -75,6 +75,26 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
         Reservation("r1", 2).take([lost, connection], console)
     with pytest.raises(NodesFailed, match="gpu0: no answer"):
         Reservation("r1", 2).take([lost], console)
+
+
+def test_an_attempt_that_was_cancelled_on_another_host_with_the_same_home_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resume on other hosts must skip it, because its reservation is in the home."""
+    uname = tmp_path / "bin" / "uname"
+    uname.parent.mkdir()
+    uname.write_text('#!/bin/sh\necho "$HOSTNAME_NOW"\n')
+    uname.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{uname.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HOSTNAME_NOW", "gpu0")
+    connection = HostConnection(Host("local"))
+    given_up = Reservation("r1", 2)
+    given_up.take([connection], Console(quiet=True))
+    given_up.cancel()
+    for name in ("gpu0", "gpu1"):
+        monkeypatch.setenv("HOSTNAME_NOW", name)
+        assert newest_cancelled([connection], "r1", 9) == 2
 
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:

@@ -143,7 +143,12 @@ class _Walk:
             if folder:
                 self.entries.append(Entry(folder, "d"))
             if self.code_only:
-                rules += self.rules_in(folder, rules)
+                try:
+                    rules += tuple(left_out.ignore_files(self.root, folder, rules))
+                except left_out.TooManyPatterns as error:
+                    what = f"more than {left_out.MOST_PATTERNS} patterns apply to one folder"
+                    self.problem(error.path, what, "name folders instead of single files")
+                    continue
             for child in children:
                 path = folder + b"/" + child.name if folder else child.name
                 if self.named.include(child):
@@ -154,14 +159,6 @@ class _Walk:
                     self.leave_out(path)
                 else:
                     self.leaf(path)
-
-    def rules_in(self, folder: bytes, above: Collection[IgnoreFile]) -> tuple[IgnoreFile, ...]:
-        try:
-            return tuple(left_out.ignore_files(self.root, folder, above))
-        except left_out.TooManyPatterns as error:
-            what = f"more than {left_out.MOST_PATTERNS} patterns apply to one folder"
-            self.problem(error.path, what, "name folders instead of single files")
-            return ()
 
     def is_left_out(
         self, path: bytes, children: Set[str] | None, rules: Collection[IgnoreFile]

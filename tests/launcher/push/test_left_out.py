@@ -74,10 +74,14 @@ def test_ignore_files_that_take_long_to_match_are_an_error(
     monkeypatch.setattr(left_out, "MOST_PATTERNS", 10)
     few = "# a comment\n\n" * 20 + "a*\n" * 6
     write(tmp_path, [".gitignore", "one/.gitignore", "train.py"], few)
+    link = tmp_path / "one" / "out"
+    link.symlink_to("/etc")
     with pytest.raises(
         Several, match=r"/one/.gitignore: more than 10 patterns apply to one folder"
-    ):
+    ) as raised:
         code(tmp_path)
+    assert str(link) not in str(raised.value)  # nothing else in the folder was looked at
+    link.unlink()
     write(tmp_path, [".gitignore"], "a*\n" * 4)
     write(tmp_path, ["two/.gitignore"], few)
     assert code(tmp_path) == {".gitignore", "one/.gitignore", "two/.gitignore", "train.py"}

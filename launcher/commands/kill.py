@@ -24,9 +24,9 @@ def kill(
     """Stop a run on all its hosts and verify that nothing is left. Safe to repeat.
 
     Without RUN or HOSTS, it stops the newest run recorded on this machine; on a terminal, it asks
-    first. While a launch here still checks or pushes, it stops nothing and names both runs. HOSTS
-    alone, as an argument or with --hosts, stands for your only live run there. If several are live,
-    it stops none; if none is live, it removes the containers of your newest run there.
+    first. While a launch here is still checking or pushing, it stops nothing and names both runs.
+    HOSTS alone, as an argument or with --hosts, stands for your only live run there. If several are
+    live, it stops none; if none is live, it removes the containers of your newest run there.
 
     \b
     ddpctl kill

@@ -2,7 +2,8 @@
 # Prints rows that end in NUL about a run's files and flight-recorder dumps. $1: the run's folder; paths
 # are relative to it. $2: `sizes`, for `SIZE PATH` for each file, or `hashes`, for `SHA256  PATH` for each
 # file, then `- PATH` for each file and folder that this user may not read, and `> PATH//TARGET` for each
-# symbolic link. Skips incomplete files: their names start with a dot. Empty rows mean that it reads on.
+# symbolic link. Skips incomplete files: their names start with a dot. Empty rows show that it is still
+# reading.
 . ../ssh/report_reads.sh
 cd "$1" 2>/dev/null || exit 0
 what=$2

@@ -6,7 +6,8 @@ from concurrent.futures import Future, wait
 from typing import ParamSpec, TypeVar
 
 AT_ONCE = 32  # hosts that ddpctl contacts at once
-# Python waits for a lock without noticing a signal that arrived just before. So no wait is longer.
+# If a signal arrives just before Python starts to wait for a lock, Python notices it only after the
+# wait. So no wait is longer than this.
 LONGEST_WAIT = 0.5  # seconds
 T = TypeVar("T")
 P = ParamSpec("P")

@@ -1,7 +1,7 @@
 #!/bin/sh
 # To be sourced. $report_reads is a script for `sh -c "$report_reads" COMMAND ARGUMENTS...`, which runs
-# the command. Meanwhile, it prints an empty row, a NUL, to descriptor 3 for each few seconds in which
-# the command has read on, so that whoever waits can tell a slow disk from a disk that hangs.
+# the command. Every few seconds, it prints an empty row (a NUL) to descriptor 3 if the command has read
+# more since, so that the caller can tell a slow disk from one that hangs.
 # shellcheck disable=SC2016,SC2034 # the inner shell expands it; scripts that source this file use it
 report_reads='
   "$0" "$@" 3>&- &

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints a row that ends in NUL for each regular file. $1: run folder, $2: a folder in the run folder,
 # $3: `sizes`, for `SIZE TIME ./PATH`, or `hashes`, for `SHA256  ./PATH`. stdin: paths of files and
-# folders, separated by NUL. Empty rows mean that it reads on
+# folders, separated by NUL. Empty rows show that it is still reading
 . ../ssh/report_reads.sh
 cd "$1/$2" || exit 1
 paths=$(mktemp) && trap 'rm -f "$paths" "$paths.hashes"' EXIT

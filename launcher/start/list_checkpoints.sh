@@ -2,8 +2,8 @@
 # Prints rows ending in NUL. $1: run folder. $2: `files`, for all files (`TIME SIZE PATH`) and links
 # (`0 0 PATH//TARGET`), and again, after `= `, those that the file `copied` lists and that are unchanged;
 # or `steps`, for the damaged steps after the newest complete step, then that complete step, whose files
-# it hashes. Empty rows mean that it reads on. $2 may also be `mark`, which lists all files in `copied`
-# and prints nothing
+# it hashes. Empty rows show that it is still reading. $2 may also be `mark`, which adds all files to
+# `copied` and prints nothing
 . ../ssh/report_reads.sh
 export LC_ALL=C # names are bytes
 cd "$1" 2>/dev/null && copied=$(pwd -P)/copied && cd checkpoints 2>/dev/null || exit 0

@@ -172,6 +172,25 @@ def test_a_checkpoint_may_have_folders(tmp_path: Path) -> None:
     assert with_content(keeper(tmp_path, 0)).newest == "ckpt/step-00000001"
 
 
+def test_another_user_cannot_choose_where_hashes_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They see new files in /tmp, and may make links with names that can be guessed from those."""
+    write_step(tmp_path, 1, b"state")
+    mine = tmp_path / "mine"
+    mine.write_text("notes")
+    mktemp = tmp_path / "tools" / "mktemp"
+    mktemp.parent.mkdir()
+    mktemp.write_text(
+        f'#!/bin/sh\nmade=$(/usr/bin/mktemp)\nln -s {mine} "$made.hashes"\necho "$made"\n'
+    )
+    mktemp.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{mktemp.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert len(listed_files(keeper(tmp_path, 0), "checkpoints", ["ckpt"])) == 2
+    assert mine.read_text() == "notes"
+
+
 @pytest.fixture
 def slow_hashes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine whose `sha256sum` is this script, and on which 5 seconds are short."""

@@ -144,7 +144,10 @@ def read_target(
     if hosts is None:
         folder = find_run(run)
         if run is None and (others := unrecorded_launches()):
-            what = f"{', '.join(others)} is being launched and has not started yet"
+            each = (
+                "is being launched and has" if len(others) == 1 else "are being launched and have"
+            )
+            what = f"{', '.join(others)} {each} not started yet"
             remedy = "to stop it, press Ctrl-C there; to stop the newest run that has started, run "
             raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
         return RecordedRun(recorded_hosts(folder), run, folder)

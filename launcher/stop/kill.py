@@ -46,7 +46,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
         known = {host for each in killed for host in each.errors_by_name}
         errors = unlisted_runs({h: unlisted[h] for h in unlisted if h not in known}, console)
         if isinstance(target, AllRuns):
-            errors |= remove_finished(connections, cluster, console)
+            errors = {**remove_finished(connections, cluster, console), **errors}
     if as_json:
         rows = [each.document() for each in killed]
         console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})

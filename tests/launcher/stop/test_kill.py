@@ -20,8 +20,9 @@ from launcher.engines.status import NodeStatus
 from launcher.errors import CommandTimeout, HostUnreachable, PreflightError
 from launcher.hosts import Host
 from launcher.own_folders import state_home
+from launcher.runs.record import being_launched, run_folder
 from launcher.ssh.host_connection import HostConnection
-from launcher.stop import choose_runs, inventory, stop_run
+from launcher.stop import choose_runs, inventory, kill, stop_run
 from launcher.stop.choose_runs import HostedRun
 from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
@@ -342,11 +343,14 @@ def test_all_runs_are_not_stopped_if_a_host_answered_only_after_it_was_asked_for
         return {c: answers[c] for c in answers if c != gpu1}, {gpu1: HostUnreachable("no answer")}
 
     monkeypatch.setattr(choose_runs, "try_each", late)
+    slow = {"gpu1": CommandTimeout("containers of finished runs may be left")}
+    monkeypatch.setattr(kill, "remove_finished", lambda *_: slow)
     code, out, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y", "--json")
     [left] = cluster.nodes
     assert left.run_id != run_id
     assert code == 6 and "gpu1: other live runs may be left there: no answer; repeat" in err
-    assert [each["host"] for each in json.loads(out)["unseen"]] == ["gpu1"]
+    [unseen] = json.loads(out)["unseen"]
+    assert unseen["host"] == "gpu1" and "live runs" in unseen["error"]
 
 
 @pytest.mark.parametrize("more", [[], ["-H", "gpu0,gpu1"], ["--strays"]])
@@ -567,14 +571,17 @@ def test_without_a_run_it_does_not_take_the_last_run_for_one_that_is_being_launc
     killed = []
 
     def push(*_: object) -> None:
+        with being_launched(run_folder("other-20261127-000000-abcd")):
+            killed.append(cluster.ddpctl("kill"))
         killed.append(cluster.ddpctl("kill"))
         raise PreflightError("something is wrong")
 
     monkeypatch.setattr("launcher.start.run_attempt.push", push)
     before = {*(state_home() / "runs").iterdir()}
     cluster.launch("--name", "next", *flags)
-    [(code, _, err)] = killed
+    [(code, _, both), (_, _, err)] = killed
     assert code == 2 and len(cluster.nodes) == 2, err
+    assert " are being launched and have not started yet; " in both
     assert (
         "error: next-" in err and " is being launched and has not started yet; to stop it, " in err
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
+from ..follow.detach import taking_care
 from ..hosts import Cluster, override_job, user_env
 from ..logs.log_entry import LogEntry
 from ..outcomes import Exit
@@ -112,7 +113,8 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
         job = dataclasses.replace(job, job=alone)
         launch = LaunchOptions(name="sanity", network_only=True)
         request = Request(job, launch, new_run_id("sanity"))
-        return run_attempt(request, RecordingConsole(report, console)).exit
+        with taking_care(request.folder):
+            return run_attempt(request, RecordingConsole(report, console)).exit
 
 
 def with_four_sockets(

@@ -12,7 +12,9 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.errors import StateError
+from launcher.follow.detach import is_taken_care_of
 from launcher.follow.node_watcher import NodeWatcher
+from launcher.outcomes import RunState
 from launcher.plan.plan import Plan
 from launcher.runs import record
 from launcher.ssh.host_connection import HostConnection
@@ -46,6 +48,16 @@ def test_a_run_that_succeeds_exits_with_0_and_is_recorded(fake_cluster: Make) ->
     attempt = cluster.record["attempts"][0]
     assert cluster.record["state"] == attempt["state"] == "SUCCEEDED"
     assert [node["exit_code"] for node in attempt["nodes"]] == [0, 0]
+
+
+def test_a_sanity_run_is_taken_care_of_only_until_it_ends(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    for host in cluster:
+        host.on_start = lambda node: node.end(0)
+    _, _, err = cluster.ddpctl("sanity", cluster.hosts_file)
+    [folder] = record.run_folders()
+    assert folder.load().state is RunState.SUCCEEDED, err
+    assert not is_taken_care_of(folder)
 
 
 def test_a_failing_rank_exits_with_1_and_is_named(fake_cluster: Make) -> None:

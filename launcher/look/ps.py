@@ -15,14 +15,14 @@ from ..own_folders import read_record
 from ..runs.find import hosts_to_ask
 from ..runs.record import run_folders, timestamp
 from ..ssh.host_connection import connected
-from ..stop.pending import finish_pending_stops
+from ..stop.unconfirmed_stops import finish_pending_stops
 from ..terminal import live
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
 from ..terminal.table import table
 from ..text import counted, names
-from .gpu_use import GPU_HEAD, document, folded, summary
-from .listing import Connected, Listing, list_runs
+from .ps_gpus import GPU_HEAD, document, folded, summary
+from .ps_runs import Connected, Listing, list_runs
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]

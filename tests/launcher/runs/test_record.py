@@ -30,7 +30,7 @@ from launcher.runs.record import (
     run_folders,
     timestamp,
 )
-from launcher.stop.pending import finish_pending_stops
+from launcher.stop.unconfirmed_stops import finish_pending_stops
 from launcher.terminal.console import Console
 
 

@@ -21,7 +21,7 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, one_per_account
 from ..supervisor.events import Usage
 from ..text import names
-from .gpu_use import GpuRow, joined, short_time
+from .ps_gpus import GpuRow, joined, short_time
 
 TIMEOUT = 60.0  # seconds; without persistence mode, nvidia-smi is slow to start
 Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]

@@ -13,7 +13,7 @@ from fakes import FakeCluster
 
 from launcher.engines.status import ContainerState, NodeStatus
 from launcher.facts.nvidia import GpuUse, Process, parse_use
-from launcher.look.gpu_use import folded, joined, summary
+from launcher.look.ps_gpus import folded, joined, summary
 from launcher.supervisor.events import Usage, document
 
 Make = Callable[..., FakeCluster]

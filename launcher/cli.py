@@ -19,7 +19,7 @@ from typer.completion import completion_init, install_callback, show_callback  #
 
 from . import __version__
 from .commands.parsing import COMMANDS, Command, CommandGroup, ParserError, usage_error
-from .errors import DdpctlError
+from .errors import DdpctlError, exit_of
 from .outcomes import Exit, Outcome
 from .own_folders import keep_traceback
 from .terminal.console import Console
@@ -110,7 +110,7 @@ class Ddpctl(CommandGroup):
             # without standalone_mode, typer returns the command's result or the code of typer.Exit
             code = super().main(*args, **{**how, "standalone_mode": False})
         except DdpctlError as error:
-            code = error.exit_code
+            code = exit_of(error)
             Console().error(str(error))
         except ParserError as error:
             code = Exit.USAGE
@@ -139,7 +139,7 @@ def with_exit_code(function: Callable[..., int | Outcome | None]) -> Callable[..
             raise typer.Abort from None
         except Exception as error:
             Console().error(f"internal error, {keep_traceback(error)}")
-            code = Exit.INTERNAL
+            code = exit_of(error)
         finally:
             logging.getLogger("ddpctl").handlers.clear()  # added by the command's console
         return code

@@ -116,6 +116,8 @@ class AllRuns(Target):
 
     def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         own = list_own_runs(connections, self.cluster.job.engine, console)
+        if own.listings and not own.live:  # the finished ones are removed on the hosts that answered
+            return [], own.unknown
         return own.hosted(own.live), by_name(one_per_account(connections), own.errors)
 
 
@@ -144,11 +146,8 @@ def read_target(
     if hosts is None:
         folder = find_run(run)
         if run is None and (others := unrecorded_launches()):
-            each = (
-                "is being launched and has" if len(others) == 1 else "are being launched and have"
-            )
-            what = f"{', '.join(others)} {each} not started yet"
-            remedy = "to stop it, press Ctrl-C there; to stop the newest run that has started, run "
+            what = f"still being launched: {', '.join(others)}"
+            remedy = "to stop one, press Ctrl-C there; to stop the newest run that has started, run "
             raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
         return RecordedRun(recorded_hosts(folder), run, folder)
     cluster = hosts_to_ask(hosts, console)
@@ -186,13 +185,9 @@ class OwnRuns:
     def _nodes(self) -> list[NodeStatus]:
         return [status for listing in self.listings.values() for status in listing.nodes]
 
-    def hosted(self, run_ids: Sequence[str]) -> list[HostedRun]:
-        """Return these runs, each with the hosts that may have it.
-
-        A host may have a run if it lists the run, did not answer, or has nodes with unreadable labels.
-        Raises NodesFailed if there are no runs, but a host may have one.
-        """
-        machines = one_per_account(self.asked)
+    @property
+    def unknown(self) -> Mapping[str, DdpctlError]:
+        """Why hosts may have runs that they do not list, by host name."""
         unreadable = {
             connection: StopUnconfirmed(
                 f"cannot read the labels of {names(listing.unreadable)}",
@@ -201,8 +196,17 @@ class OwnRuns:
             for connection, listing in self.listings.items()
             if listing.unreadable
         }
-        if not run_ids and (unknown := by_name(machines, {**self.errors, **unreadable})):
-            raise NodesFailed(unknown)
+        return by_name(one_per_account(self.asked), {**self.errors, **unreadable})
+
+    def hosted(self, run_ids: Sequence[str]) -> list[HostedRun]:
+        """Return these runs, each with the hosts that may have it.
+
+        A host may have a run if it lists the run, did not answer, or has nodes with unreadable labels.
+        Raises NodesFailed if there are no runs, but a host may have one.
+        """
+        if not run_ids and self.unknown:
+            raise NodesFailed(self.unknown)
+        machines = one_per_account(self.asked)
 
         def may_have(connection: HostConnection, run_id: str) -> bool:
             listing = self.listings.get(connection)

@@ -44,14 +44,14 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             return Exit.INTERRUPTED
         killed = kill_runs(runs, connections, cluster.job.engine, console)
         known = {host for each in killed for host in each.errors_by_name}
-        errors = unlisted_runs({h: unlisted[h] for h in unlisted if h not in known}, console)
+        errors = report_unlisted({h: unlisted[h] for h in unlisted if h not in known}, console)
         if isinstance(target, AllRuns):
             errors = {**remove_finished(connections, cluster, console), **errors}
     if as_json:
         rows = [each.document() for each in killed]
         console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})
-    elif not killed:
-        console.say(f"you have no live run on {names(host.name for host in cluster.hosts)}")
+    elif not killed and (sure := [h.name for h in cluster.hosts if h.name not in errors]):
+        console.say(f"you have no live run on {names(sure)}")
     found_none = target.typed is None and not any(each.was_alive for each in killed)
     if found_none and (live := live_runs(console)):
         console.say(f"recorded as live: {', '.join(live)}; to stop one, run `ddpctl kill RUN`")
@@ -59,7 +59,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
 
 
-def unlisted_runs(failures: Mapping[str, DdpctlError], console: Console) -> dict[str, DdpctlError]:
+def report_unlisted(failures: Mapping[str, DdpctlError], console: Console) -> dict[str, DdpctlError]:
     """Report hosts that did not list their runs, even if they have confirmed other stops since."""
     what, remedy = "other live runs may be left there", "repeat `ddpctl kill HOSTS --all`"
     errors: dict[str, DdpctlError] = {

@@ -318,6 +318,19 @@ def test_kill_all_is_not_confirmed_while_containers_of_finished_runs_may_be_left
     assert cluster.nodes == []
 
 
+def test_kill_all_removes_finished_containers_beside_a_host_that_does_not_answer(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(exit_code=0)
+    assert cluster.launch()[0] == 0
+    cluster.hosts["gpu1"].reachable = False
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "-y")
+    assert code == 6 and "gpu1: other live runs may be left there" in err, err
+    assert "you have no live run on gpu0\n" in err
+    assert [node.host for node in cluster.nodes] == ["gpu1"]
+
+
 def test_of_several_live_runs_on_the_hosts_none_is_killed_by_guess(fake_cluster: Make) -> None:
     cluster = fake_cluster(master_port="auto")
     first, second = running(cluster), running(cluster)
@@ -581,10 +594,8 @@ def test_without_a_run_it_does_not_take_the_last_run_for_one_that_is_being_launc
     cluster.launch("--name", "next", *flags)
     [(code, _, both), (_, _, err)] = killed
     assert code == 2 and len(cluster.nodes) == 2, err
-    assert " are being launched and have not started yet; " in both
-    assert (
-        "error: next-" in err and " is being launched and has not started yet; to stop it, " in err
-    )
+    assert "error: still being launched: " in both and both.count("next-") == 1
+    assert "error: still being launched: next-" in err and "; to stop one, press Ctrl-C" in err
     assert f"`ddpctl kill {run_id}`" in err
     assert {*(state_home() / "runs").iterdir()} == before
 

@@ -169,9 +169,9 @@ def keep_traceback(error: BaseException) -> str:
 
 
 def write_cache(path: Path, text: str | bytes, *, keep: int | None = None) -> None:
-    """Replace a cache file. Ignores failures, which only make the next command take longer.
+    """Replace a cache file. Ignores failures: they only make the next command slower.
 
-    keep: how many files to keep in the folder, those written last; None for all.
+    keep: how many of the newest files in the folder to keep; None for all.
     """
     with contextlib.suppress(StateError, OSError):
         write_atomically(make_folder(path.parent) / path.name, text)

@@ -177,7 +177,7 @@ class Watch:
         step = f" at step {self.t.step}" if self.t else ""
         return PeerLost(
             f"rank {self.ranks.rank} on {self.ranks.host} lost contact with rank {self.next}{step}: "
-            f"no sign of life for {self.config.timeout:g} s; see that rank's log and host"
+            f"no sign of life for {self.config.timeout:g} s; check that rank's log and host"
         )
 
 

@@ -2,7 +2,7 @@
 Also contains helpers for batch-norm statistics and for vectors of parameters.
 
 `stem="cifar"`: a 3x3 first layer without pooling, so that 32x32 images keep their size.
-`stem="imagenet"`: the network of He et al. as torchvision has it, so that weights can be exchanged.
+`stem="imagenet"`: torchvision's version of He et al.'s network, so that weights can be exchanged.
 resnet8 and resnet20 are the paper's CIFAR networks, for small machines.
 """
 
@@ -111,7 +111,7 @@ def flatten(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def unflatten(flat: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return views of a vector's parts, in the shapes of the tensors `like`."""
+    """Split a flat vector into views with the shapes of the tensors `like`."""
     parts = flat.split([tensor.numel() for tensor in like])
     return [part.view_as(tensor) for part, tensor in zip(parts, like, strict=True)]
 

@@ -31,7 +31,7 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
     """Return the optimizer for all parameters that need gradients. Raises UsageError."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
-        raise UsageError(f"--model {config.model}: no parameter of this network needs a gradient")
+        raise UsageError(f"--model {config.model}: this network has no trainable parameters")
     decay, other_decay = config.weight_decay, config.norm_weight_decay
     weights = [p for p in trained if p.ndim > 1]
     others = [p for p in trained if p.ndim <= 1]  # batch norm and biases

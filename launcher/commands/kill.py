@@ -7,7 +7,7 @@ from .options import argument, flag
 def kill(
     run_or_hosts: str | None = argument(
         "[RUN]",
-        "A run id, a unique prefix of one, or HOSTS for your only live run there (default: the "
+        "A run id or a unique prefix of one, or HOSTS for your only live run there (default: the "
         "newest run recorded on this machine).",
         complete.runs,
     ),

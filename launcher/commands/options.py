@@ -101,7 +101,7 @@ EXCLUDE = option("--exclude", "HOST[:GPUS]@...", "Skip these hosts or GPUs, such
 JOB = option("--job", "FILE", "Read the job from FILE, not from the hosts file.")
 RUN = argument(
     "[RUN]",
-    "A run id, a unique prefix of one, or HOSTS for your newest run there (default: the newest run "
+    "A run id or a unique prefix of one, or HOSTS for your newest run there (default: the newest run "
     "recorded on this machine).",
     complete.runs,
 )

@@ -12,11 +12,15 @@ def push(
     include: str | None = options.INCLUDE,
     exclude: str | None = options.EXCLUDE,
     job: str | None = options.JOB,
-    image: bool = flag("--image", "Push only the image; combines with --dataset and --workdir."),
-    dataset: bool = flag(
-        "--dataset", "Push only the dataset; combines with --image and --workdir."
+    image: bool = flag(
+        "--image", "Push only the image; can be combined with --dataset and --workdir."
     ),
-    workdir: bool = flag("--workdir", "Push only the code; combines with --image and --dataset."),
+    dataset: bool = flag(
+        "--dataset", "Push only the dataset; can be combined with --image and --workdir."
+    ),
+    workdir: bool = flag(
+        "--workdir", "Push only the code; can be combined with --image and --dataset."
+    ),
     prune: bool = flag("--prune", "Push nothing; delete pushed data and code that no run uses."),
     yes: bool = flag(
         "--yes", "Do not ask; --prune needs it with --json or without a terminal.", "-y"

@@ -167,7 +167,7 @@ def container_name(run_id: str, node_rank: int) -> str:
 
 
 def name_prefix(run_id: str | None) -> str:
-    """Return the prefix of a run's container names; if `run_id` is None, that of all runs."""
+    """Return the prefix of a run's container names, or of all runs' if `run_id` is None."""
     return f"ddpctl-{run_id}-" if run_id else "ddpctl-"
 
 

@@ -1,4 +1,4 @@
-"""Format the plan of a dry run, which has not asked the hosts, as text or as a JSON document."""
+"""Format a dry run's plan, made without asking the hosts, as text or as a JSON document."""
 
 import dataclasses
 import shlex

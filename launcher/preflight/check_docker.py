@@ -34,7 +34,7 @@ def check_engine(machine: Machine, _: Fleet) -> Iterator[Finding]:
         what = "containers lose their GPUs when systemd reloads, for example during an update"
         remedy = (
             'on that host, set "exec-opts": ["native.cgroupdriver=cgroupfs"] in '
-            "/etc/docker/daemon.json, or use Docker 29 with a CDI specification of the GPUs"
+            "/etc/docker/daemon.json and restart Docker, or use Docker 29 or newer with a CDI specification"
         )
         yield warning(what, remedy)
     if can.needs_linger and not machine.details.subuids:

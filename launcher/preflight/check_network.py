@@ -111,7 +111,7 @@ def _unreached(machine: Machine, fleet: Fleet) -> Finding:
     what = f"a connection to {ip} {_how(tried, fleet)}"
     others = [m for m in fleet.machines if not m.shares_network_with(machine)]
     if owner := next((other for other in others if other.facts.interface_of(ip)), None):
-        what = f"internal_ip {ip} is an address of {owner.name}"
+        what = f"internal_ip {ip} belongs to {owner.name}"
         return failure(what, "fix `internal_ip:` in the hosts file")
     firewall = next((f" ({name} is installed)" for name in machine.details.firewalls), "")
     given = any(host.internal_ip for host in machine.hosts)

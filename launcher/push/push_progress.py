@@ -207,7 +207,7 @@ class PushProgress:
             self.hosts[connection].seconds = self._seconds()
 
     def end(self, part: str, connections: Sequence[HostConnection]) -> None:
-        """Finish the rows of the hosts that have received all of a part."""
+        """Mark the rows of the hosts that have received all of a part as complete."""
         for connection in connections:
             with self._lock:
                 row = self._rows[connection, part]

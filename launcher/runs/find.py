@@ -156,10 +156,10 @@ def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str
 def runs_by_host(
     connections: Sequence[HostConnection], statuses: Iterable[NodeStatus], prefix: str | None
 ) -> dict[str, dict[str, bool]]:
-    """Return the ids of each host's runs, from its folders and nodes, and whether each is alive there.
+    """Return each host's run ids, from its folders and nodes, and whether the run is alive there.
 
-    Without a prefix, leaves out nodes of runs without a folder: those of other accounts, unless this
-    account has none either.
+    Without a prefix, leaves out runs that have nodes but no folder. They belong to other accounts,
+    unless this account has no run at all.
     """
     arguments = [prefix] if prefix else []
     machines = one_per_account(connections)

@@ -127,7 +127,10 @@ class AttemptRecord:
         return not self.master_addr
 
     def add_restart(self, event: RestartInPlace, time: str) -> bool:
-        """Record a restart in place. Return False if it is recorded already or out of order."""
+        """Record a restart in place, up to MOST_RESTARTS of them.
+
+        Return False if it is already recorded, out of order or one too many.
+        """
         recorded = sum(restart.kind == IN_PLACE for restart in self.restarts)
         if event.number != recorded + 1 or recorded == MOST_RESTARTS:
             return False

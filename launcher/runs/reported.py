@@ -204,7 +204,7 @@ def caught_up(
     """Return this machine's record, with any attempts that other machines have since started.
 
     If there are several hosts, an attempt that only one of them reports is not added. Returns `own`
-    if this machine has started another attempt while the hosts were asked.
+    if this machine has started another attempt in the meantime.
     """
     reports = RunReports(own.run_id, *reported_nodes(connections, own.run_id))
     known = own.attempt.number

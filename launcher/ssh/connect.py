@@ -152,7 +152,9 @@ def _exchange_keys(connection: Connection, route: Route) -> None:
             ) from None
         if any(words in str(error) for words in ("Indecipherable", "Invalid SSH banner")):
             what = f"the server that answered{route.at} is not an SSH server"
-            raise HostUnreachable(what, "correct the port of this host") from None
+            raise HostUnreachable(
+                what, "correct its port in the hosts file or in ~/.ssh/config"
+            ) from None
         raise
 
 

@@ -116,7 +116,9 @@ class AllRuns(Target):
 
     def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         own = list_own_runs(connections, self.cluster.job.engine, console)
-        if own.listings and not own.live:  # the finished ones are removed on the hosts that answered
+        if (
+            own.listings and not own.live
+        ):  # the finished ones are removed on the hosts that answered
             return [], own.unknown
         return own.hosted(own.live), by_name(one_per_account(connections), own.errors)
 
@@ -147,7 +149,9 @@ def read_target(
         folder = find_run(run)
         if run is None and (others := unrecorded_launches()):
             what = f"still being launched: {', '.join(others)}"
-            remedy = "to stop one, press Ctrl-C there; to stop the newest run that has started, run "
+            remedy = (
+                "to stop one, press Ctrl-C there; to stop the newest run that has started, run "
+            )
             raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
         return RecordedRun(recorded_hosts(folder), run, folder)
     cluster = hosts_to_ask(hosts, console)

@@ -59,7 +59,9 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
 
 
-def report_unlisted(failures: Mapping[str, DdpctlError], console: Console) -> dict[str, DdpctlError]:
+def report_unlisted(
+    failures: Mapping[str, DdpctlError], console: Console
+) -> dict[str, DdpctlError]:
     """Report hosts that did not list their runs, even if they have confirmed other stops since."""
     what, remedy = "other live runs may be left there", "repeat `ddpctl kill HOSTS --all`"
     errors: dict[str, DdpctlError] = {

@@ -77,7 +77,7 @@ def rank_ending(
         return Ending(Weight.WITNESS, kind, message, remedy)
     if kind in ("exit-code", "killed") and (full := full_disks(resources)):
         kind = "shm-full" if full == ["shm"] else "disk-full"
-        message = "%s; no space was left in %s" % (message, ", ".join(full))
+        message = "%s; no space left in %s" % (message, ", ".join(full))
     if reaped and kind == "exit-code":
         return Ending(Weight.WITNESS, kind, message)  # torchrun also reaps ranks that succeeded
     return Ending(Weight.CAUSE, kind, message, remedy)

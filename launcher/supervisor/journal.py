@@ -74,7 +74,7 @@ class Journal:
     def _append(self, data: bytes) -> int:
         """Append whole entries, preceded by a note on lost lines. Return how many bytes are taken.
 
-        If the disk is full, these are the entries that fit and the one that is cut off, whose rest is
+        If the disk is full, these are the entries that fit and the one that is cut off; its rest is
         written first next time. The file is never truncated: `tail -F` would print all of it again.
         """
         head = self._rest

@@ -172,7 +172,7 @@ def test_parameters_that_need_no_gradient_stay_as_they_are() -> None:
 
 
 def test_a_network_without_trainable_parameters_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no parameter of this network needs a gradient"):
+    with pytest.raises(UsageError, match="this network has no trainable parameters"):
         make(None, "--model", "own_parts:all_frozen")
 
 

@@ -54,8 +54,8 @@ def from_folder(path: Path, config: Config, device: torch.device) -> Images:
 
         return Loaded(Pictures(path, config), config, device)
     raise DataError(
-        f"--data {path}: not a dataset; pass a pack, or a folder that has cifar-10-batches-py, "
-        "cifar-100-python, or train/ and val/ with one folder per class"
+        f"--data {path}: not a dataset; pass a pack (see `trainer data pack`) or a folder that "
+        "has cifar-10-batches-py, cifar-100-python, or train/ and val/ with one folder per class"
     )
 
 

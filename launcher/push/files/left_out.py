@@ -157,7 +157,7 @@ def is_left_out(
 
 
 def _names(pattern: str, name: str) -> bool:
-    """Return whether a pattern names `name` itself, not every file (`*`) or a parent folder."""
+    """Return whether a pattern means `name` itself, not every file (`*`) or a parent folder."""
     last = pattern.rstrip("/").rpartition("/")[2].removeprefix("!")
     return bool(last.strip("*?.")) and fnmatchcase(name, last)
 

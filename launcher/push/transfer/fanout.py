@@ -73,7 +73,7 @@ class Fanout:
         return failures
 
     def _row(self, connections: Sequence[HostConnection], size: int) -> list[Relay]:
-        """Return the hosts that form the chain, in order; [] if a chain saves too little."""
+        """Return the relays of the chain in order, or [] if a chain would save too little."""
         # the number of copies that do not cross the uplink
         saved = sum(connection in self._addresses for connection in connections) - 1
         if saved < 1 or size * saved < MIN_SAVING:

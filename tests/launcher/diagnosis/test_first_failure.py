@@ -193,7 +193,7 @@ def test_a_full_disk_explains_an_exit_without_a_message() -> None:
     free = (1.0, ResourceUsage(free={"shm": 1 << 30, "checkpoints": 0, "output": None, "logs": 0}))
     failure = first(node(0, rank_exit(1.0, 0, 1), free))
     assert failure.kind == "disk-full"
-    assert failure.message.endswith("no space was left in checkpoints, logs")
+    assert failure.message.endswith("no space left in checkpoints, logs")
 
 
 def test_a_container_that_died_without_an_end_event_is_the_cause_of_its_peers_effects() -> None:

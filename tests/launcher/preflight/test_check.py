@@ -194,7 +194,7 @@ def test_a_wrong_interface_and_a_wrong_address(
     found = seen(survey(Host(one, interface="ib0"), Host(two, internal_ip=three), Host(three)))
     told = {finding.host: finding.what for finding in found}
     assert "interface ib0 does not exist; the host has" in told[one]
-    assert told[two] == f"internal_ip {three} is an address of {three}"
+    assert told[two] == f"internal_ip {three} belongs to {three}"
     assert set(told) == {one, two}
 
 

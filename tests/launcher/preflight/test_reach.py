@@ -137,9 +137,7 @@ def test_a_wrong_internal_ip_does_not_spoil_the_address_for_its_owner() -> None:
     results: Results = dialed(machines)
     results |= {dial: DialResult("wrong") for dial in results if dial.target == 1}
     found = findings(machines, Reach(results))
-    assert [(f.host, f.what) for f in found] == [
-        ("gpu2", "internal_ip 10.0.0.3 is an address of gpu3")
-    ]
+    assert [(f.host, f.what) for f in found] == [("gpu2", "internal_ip 10.0.0.3 belongs to gpu3")]
     assert chosen(machines, results)[2] == ("10.0.0.3", "reached from all 2 other hosts")
 
 

@@ -4,9 +4,9 @@ On the host, the file has mode 0600 because it contains a secret.
 """
 
 import sys
-from typing import Any
 
 from ..hosts import Host, Job
+from ..supervisor.spec import Spec
 from .plan import CONTROL_DIR, NodePlan, Place, Plan
 
 BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
@@ -53,32 +53,36 @@ def torchrun_command(plan: Plan, node: NodePlan, unknown: str = "") -> list[str]
     ]
 
 
-def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> dict[str, Any]:
-    """Return the fields of supervisor.spec.Spec. token: the secret shared by the supervisors."""
+def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> Spec:
+    """Return the instructions for a node of a plan whose hosts have been asked.
+
+    token: the secret shared by the supervisors.
+    """
+    assert node.nproc_per_node and plan.master_addr and plan.control_port
     names = [other.host.name for other in plan.nodes]
-    return {
-        "run_id": plan.run_id,
-        "attempt": plan.attempt,
-        "node_rank": node.node_rank,
-        "nnodes": plan.nnodes,
-        "nproc_per_node": node.nproc_per_node,
-        "first_rank": node.first_rank,
-        "host": node.host.name,
-        "hosts": names[:1] if node.node_rank else names,  # other nodes need only node 0
-        "argv": torchrun_command(plan, node),
-        "cwd": node.container.working_dir,  # None: the default of the image or launcher
-        "dir": node.paths.control,
-        "stop_timeout": plan.job.stop_timeout,
-        "time_limit": plan.job.time_limit,
-        "master_addr": plan.master_addr,
-        "control_port": plan.control_port,
-        "token": token,
-        "hang_timeout": plan.options.hang_timeout or None,
-        "checkpoint_dir": node.paths.checkpoints,
-        "output_dir": node.paths.output,
-        "metrics_dir": node.paths.metrics,
-        "max_restarts": plan.job.max_restarts,
-        "past_restarts": [(restart.cause, restart.saved) for restart in plan.past_restarts],
-        "resume_args": plan.job.resume_args if plan.attempt == 1 else [],  # later: in argv
-        "notes": [] if node.node_rank else plan.notes,
-    }
+    return Spec(
+        run_id=plan.run_id,
+        attempt=plan.attempt,
+        node_rank=node.node_rank,
+        nnodes=plan.nnodes,
+        nproc_per_node=node.nproc_per_node,
+        first_rank=node.first_rank,
+        host=node.host.name,
+        hosts=names[:1] if node.node_rank else names,  # other nodes need only node 0
+        argv=torchrun_command(plan, node),
+        cwd=node.container.working_dir,  # None: the default of the image or launcher
+        dir=node.paths.control,
+        stop_timeout=plan.job.stop_timeout,
+        time_limit=plan.job.time_limit,
+        master_addr=plan.master_addr,
+        control_port=plan.control_port,
+        token=token,
+        hang_timeout=plan.options.hang_timeout or None,
+        checkpoint_dir=node.paths.checkpoints,
+        output_dir=node.paths.output,
+        metrics_dir=node.paths.metrics,
+        max_restarts=plan.job.max_restarts,
+        past_restarts=[(restart.cause, restart.saved) for restart in plan.past_restarts],
+        resume_args=plan.job.resume_args if plan.attempt == 1 else [],  # later: in argv
+        notes=[] if node.node_rank else plan.notes,
+    )

@@ -50,6 +50,7 @@ def run_attempt(request: Request, console: Console, tickets: Tickets | None = No
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         PlaceInLine([*connections, *former], request, tickets, interrupts, console) as line,
+        # innermost, because it calls the hook and cancels the reservation over the connections
         failed_start_recorded(request, reservation, hook, console),
     ):
         require_writable(request.folder.path.parent)

@@ -3,7 +3,7 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -88,7 +88,7 @@ def create_nodes(
             for status in earlier:
                 engine.stop(status, plan.job.stop_timeout)
                 engine.remove(status)
-        spec = json.dumps(supervisor_spec(plan, node_plan, token)).encode()
+        spec = json.dumps(asdict(supervisor_spec(plan, node_plan, token))).encode()
         fill_folders(connection, plan, node_plan, {"spec.json": spec, **shared})
 
     def create(connection: HostConnection) -> None:

@@ -23,7 +23,7 @@ from trainer.errors import TrainerError
 
 TINY = (
     *("--data", "synthetic", "--synthetic-train", "256", "--synthetic-test", "64"),
-    *("--model", "resnet8", "--width", "4", "--epochs", "1", "--global-batch", "64"),
+    *("--model", "resnet8", "--width", "8", "--epochs", "1", "--global-batch", "64"),
     *("--device", "cpu"),
 )
 

@@ -149,7 +149,9 @@ def test_the_job_sees_the_folder_for_metrics_where_its_engine_shows_it() -> None
     ):
         for job, metrics in (("{metrics_dir: /m}", seen), ("{}", None)):
             cluster = parse(f"{{hosts: [a], job: {job}}}", "hosts.yaml")
-            plan = build_plan(cluster, engine, LaunchOptions(), run_id="r", owner="me")
+            how: dict[str, Any] = {"run_id": "r", "owner": "me"}
+            inputs = PlanInputs((facts(),), ("i",))
+            plan = build_plan(cluster, engine, LaunchOptions(), inputs=inputs, **how)
             assert plan.nodes[0].paths.metrics == spec_of(plan, 0)["metrics_dir"] == metrics
 
 

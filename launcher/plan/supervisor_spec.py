@@ -58,7 +58,8 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> Spec:
 
     token: the secret shared by the supervisors.
     """
-    assert node.nproc_per_node and plan.master_addr and plan.control_port
+    assert node.nproc_per_node and node.first_rank is not None
+    assert plan.master_addr and plan.control_port
     names = [other.host.name for other in plan.nodes]
     return Spec(
         run_id=plan.run_id,

@@ -278,7 +278,7 @@ def test_a_damaged_newest_checkpoint_falls_back_loudly(tmp_path: Path, damage: s
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     Job(tmp_path / "run", *steps(3), count=2).done()
     for flags, word in (
-        (("--width", "8"), "another network"),
+        (("--width", "16"), "another network"),
         (("--opt", "adam"), "another optimizer"),
         (("--seed", "5"), "seed 0 -> 5"),
         (("--global-batch", "8"), "global batch 16 -> 8"),

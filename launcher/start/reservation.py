@@ -17,8 +17,9 @@ from .start_nodes import PlannedAttempt
 
 RESERVE = load_script(__file__, "reserve_attempt.sh")
 CANCEL = load_script(__file__, "cancel_reservation.sh")
-CANCELLED = load_script(__file__, "cancelled_reservations.sh")
-REFUSED = 17  # exit code of RESERVE if another command was first
+CANCELLED = load_script(__file__, "reservation_cancelled.sh")
+LIST_CANCELLED = load_script(__file__, "cancelled_reservations.sh")
+REFUSED = 17  # exit code of RESERVE if another command was first, and of CANCELLED after a kill
 CANCEL_TIMEOUT = 0.5  # seconds; after Ctrl-C, all must be done within one second
 NUMBER = re.compile(rb"^[1-9]\d{0,3}$", re.MULTILINE)
 
@@ -98,14 +99,9 @@ def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: 
 
     Hosts report nothing else about an attempt that ended before it had folders there.
     """
-    numbers = cancelled_attempts(connections, run_id)
+    answers, _ = try_each(connections, lambda each: each.script(LIST_CANCELLED, run_id).stdout)
+    numbers = [int(text) for listed in answers.values() for text in NUMBER.findall(listed)]
     return max((number for number in numbers if number <= limit), default=0)
-
-
-def cancelled_attempts(connections: Sequence[HostConnection], run_id: str) -> set[int]:
-    """Return the attempts of the run whose reservation is cancelled on one of the hosts."""
-    answers, _ = try_each(connections, lambda each: each.script(CANCELLED, run_id).stdout)
-    return {int(text) for listed in answers.values() for text in NUMBER.findall(listed)}
 
 
 def raise_if_cancelled(plan: Plan, connections: Sequence[HostConnection]) -> None:
@@ -115,5 +111,9 @@ def raise_if_cancelled(plan: Plan, connections: Sequence[HostConnection]) -> Non
     the reservation first and then looks for nodes and tickets. So either `kill` sees them, or this
     call sees the mark.
     """
-    if plan.attempt in cancelled_attempts(connections, plan.run_id):
+    arguments = plan.run_id, str(plan.attempt)
+    answers, _ = try_each(
+        connections, lambda connection: connection.script(CANCELLED, *arguments).code
+    )
+    if REFUSED in answers.values():
         raise RunKilled(f"run {plan.run_id} was killed before it started")

@@ -29,7 +29,7 @@ from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import attach, start_nodes
 from launcher.start.request import Request
-from launcher.start.reservation import Reservation, newest_cancelled
+from launcher.start.reservation import Reservation, newest_cancelled, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
 from launcher.terminal.console import Console
 
@@ -77,10 +77,9 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
         Reservation("r1", 2).take([lost], console)
 
 
-def test_an_attempt_that_was_cancelled_on_another_host_with_the_same_home_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A resume on other hosts must skip it, because its reservation is in the home."""
+@pytest.fixture
+def cancelled_on_gpu0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostConnection:
+    """A host called gpu1, with the home of gpu0, where attempt 2 of r1 was reserved and cancelled."""
     uname = tmp_path / "bin" / "uname"
     uname.parent.mkdir()
     uname.write_text('#!/bin/sh\necho "$HOSTNAME_NOW"\n')
@@ -92,9 +91,24 @@ def test_an_attempt_that_was_cancelled_on_another_host_with_the_same_home_is_kno
     given_up = Reservation("r1", 2)
     given_up.take([connection], Console(quiet=True))
     given_up.cancel()
-    for name in ("gpu0", "gpu1"):
-        monkeypatch.setenv("HOSTNAME_NOW", name)
-        assert newest_cancelled([connection], "r1", 9) == 2
+    assert newest_cancelled([connection], "r1", 9) == 2
+    monkeypatch.setenv("HOSTNAME_NOW", "gpu1")
+    return connection
+
+
+def test_an_attempt_that_was_cancelled_on_another_host_with_the_same_home_is_known(
+    cancelled_on_gpu0: HostConnection,
+) -> None:
+    """A resume on other hosts must skip it, because the reservation is in the shared home."""
+    assert newest_cancelled([cancelled_on_gpu0], "r1", 9) == 2
+
+
+def test_a_stop_on_another_host_with_the_same_home_does_not_keep_an_attempt_from_starting(
+    cancelled_on_gpu0: HostConnection,
+) -> None:
+    """A stop that could not be confirmed earlier is completed there, while a later attempt waits here."""
+    plan: Any = SimpleNamespace(run_id="r1", attempt=2)
+    raise_if_cancelled(plan, [cancelled_on_gpu0])
 
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:

@@ -1,0 +1,5 @@
+#!/bin/sh
+# Exits with 17 if `kill` has cancelled attempt $2 of run $1 on this host since it was reserved. The marks
+# of other hosts with this home do not count: a stop that completes late there marks later attempts too.
+. ../plan/attempts.sh
+[ ! -e "$runs/$1/reserved/$2-cancelled-$(uname -n)" ] || exit 17

@@ -9,7 +9,6 @@ import secrets
 import stat
 import time
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -113,13 +112,11 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
         raise state_error(error, "written", path) from None
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Context manager: hold the lock at `path`. Waits for other holders. Raises as `try_lock` does."""
+def locked(path: Path) -> IO[str]:
+    """Lock the file at `path` until it is closed. Waits for other holders. Raises as `try_lock` does."""
     while not (lock := try_lock(path)):
         time.sleep(LOOK_AGAIN)
-    with lock:
-        yield
+    return lock
 
 
 def try_lock(path: Path) -> IO[str] | None:

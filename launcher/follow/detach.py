@@ -11,14 +11,13 @@ import json
 import selectors
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from ..errors import CommandFailed, DdpctlError
 from ..outcomes import Outcome, RunState
-from ..own_folders import LOOK_AGAIN, is_locked, make_folder, try_lock
+from ..own_folders import is_locked, locked, make_folder, try_lock
 from ..runs.record import RunFolder, UnreadableRecord
 from ..terminal.console import Console
 
@@ -37,35 +36,35 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 """
 
 
-def attempt_lock(folder: RunFolder, attempt: int) -> Path:
-    return folder.path / f".attempt-{attempt}.lock"
-
-
 def take_care(folder: RunFolder, attempt: int) -> None:
     """Lock the attempt for this process, unless it is already. Raises StateError if that is impossible."""
-    path = attempt_lock(folder, attempt)
-    make_folder(folder.path)
-    while path not in _held:
-        if lock := try_lock(path):
-            _held[path] = lock
-        else:
-            time.sleep(LOOK_AGAIN)
+    path = folder.attempt_lock(attempt)
+    if path not in _held:
+        make_folder(folder.path)
+        _held[path] = locked(path)
 
 
 @contextlib.contextmanager
 def taking_care(folder: RunFolder) -> Iterator[None]:
-    """Context manager: release at the end what `take_care` has locked in the block."""
+    """Context manager: release at the end what `take_care` has locked in the block.
+
+    If the block has not recorded the run, remove its folder.
+    """
     try:
         yield
     finally:
         for path in [path for path in _held if path.parent == folder.path]:
+            with contextlib.suppress(OSError):
+                if not folder.is_recorded:
+                    path.unlink()
+                    folder.path.rmdir()
             _held.pop(path).close()
 
 
 def is_taken_care_of(folder: RunFolder) -> bool:
     """Return whether a process on this machine is taking care of the run's newest attempt."""
     with contextlib.suppress(UnreadableRecord):
-        return is_locked(attempt_lock(folder, folder.load().attempt.number))
+        return is_locked(folder.attempt_lock(folder.load().attempt.number))
     return False
 
 
@@ -83,7 +82,7 @@ def ensure_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> No
     Raises CommandFailed if it does not start. The error says what that means for a run in `state`.
     """
     try:
-        path = attempt_lock(folder, folder.load().attempt.number)
+        path = folder.attempt_lock(folder.load().attempt.number)
         with contextlib.ExitStack() as own:
             lock = _held.get(path)
             while not lock:

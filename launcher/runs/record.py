@@ -12,7 +12,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +23,6 @@ from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
 from ..own_folders import (
     is_locked,
-    locked,
     make_folder,
     read_record,
     state_home,
@@ -251,12 +249,15 @@ class RunFolder:
         self.env_file = path / "env.json"
         self.record_file = path / "run.json"
         self.logs = path / "logs"
-        self.launch_lock = path / "launch.lock"  # see `being_launched`
 
     @property
     def is_recorded(self) -> bool:
         """Whether there is a record, which may be unreadable."""
         return os.path.lexists(self.record_file)
+
+    def attempt_lock(self, attempt: int) -> Path:
+        """Return the path of the lock that the process holds which takes care of the attempt."""
+        return self.path / f".attempt-{attempt}.lock"
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
         """Return the path for the evidence of an attempt's failure.
@@ -443,27 +444,9 @@ def live_runs(console: Console) -> list[str]:
     return [record.run_id for record in records if record and record.state.is_live]
 
 
-@contextlib.contextmanager
-def being_launched(folder: RunFolder) -> Iterator[None]:
-    """Context manager: let `unrecorded_launches` list the run until it is recorded.
-
-    Does nothing on a file system without locks.
-    """
-    with contextlib.ExitStack() as lock:
-        with contextlib.suppress(StateError):
-            make_folder(folder.path)
-            lock.enter_context(locked(folder.launch_lock))
-        try:
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                folder.launch_lock.unlink()
-                folder.path.rmdir()  # unless the run was recorded
-
-
 def unrecorded_launches() -> list[str]:
     """Return the ids of the runs whose launches on this machine are still checking or pushing."""
-    return [f.run_id for f in _folders() if not f.is_recorded and is_locked(f.launch_lock)]
+    return [f.run_id for f in _folders() if not f.is_recorded and is_locked(f.attempt_lock(1))]
 
 
 def _folders() -> list[RunFolder]:

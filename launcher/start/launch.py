@@ -1,9 +1,9 @@
 """The `launch` command."""
 
 import dataclasses
-from contextlib import nullcontext
+from contextlib import suppress
 
-from ..errors import UsageError
+from ..errors import StateError, UsageError
 from ..follow.attempt_end import report_next
 from ..follow.ctrl_c import Interrupts
 from ..follow.detach import taking_care
@@ -13,7 +13,6 @@ from ..outcomes import Outcome
 from ..plan.launch_options import LaunchOptions
 from ..plan.plan import Plan
 from ..run_id import NAME, new_run_id
-from ..runs.record import being_launched
 from ..terminal.console import Console
 from ..text import counted, quoted
 from .check_command import check_command
@@ -57,9 +56,10 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
 
     Return how the run ended or how this command left it.
     """
-    # so that `kill` without a run does not stop the run before this one
-    launched = being_launched(request.folder) if request.by == "launch" else nullcontext()
-    with ExitHook(request.folder, console) as hook, launched, taking_care(request.folder):
+    with ExitHook(request.folder, console) as hook, taking_care(request.folder):
+        if request.by == "launch":  # else `kill` without a run would stop the run before this one
+            with suppress(StateError):  # on a file system without locks
+                request.take_care()
         outcome = run_attempt(request, console)
         with Interrupts(between_attempts=True):
             outcome = restart_until_done(request.folder, request.options, outcome, console)

@@ -22,7 +22,7 @@ from launcher.api import handle
 from launcher.api.call import read_outcomes
 from launcher.api.handle import JobOptions, LoggingConsole, Run
 from launcher.engines.node_handle import AttemptHandle
-from launcher.follow.detach import attempt_lock, ensure_recorder, is_taken_care_of
+from launcher.follow.detach import ensure_recorder, is_taken_care_of
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.outcomes import RunState
@@ -42,7 +42,7 @@ def recorders(monkeypatch: pytest.MonkeyPatch) -> None:
     def ensure(folder: RunFolder, state: RunState) -> None:
         if is_taken_care_of(folder):
             return
-        lock = attempt_lock(folder, folder.load().attempt.number)
+        lock = folder.attempt_lock(folder.load().attempt.number)
         began = threading.Event()
 
         def record() -> None:
@@ -274,7 +274,7 @@ def test_a_live_recorder_is_recognized_by_its_lock(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "r")
     folder.save(run_record(run_id="r"))
     assert not is_taken_care_of(folder)
-    with locked(attempt_lock(folder, 1)):
+    with locked(folder.attempt_lock(1)):
         assert is_taken_care_of(folder)
     assert not is_taken_care_of(folder)
 

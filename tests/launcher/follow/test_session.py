@@ -18,7 +18,7 @@ from fakes import FakeCluster, FakeDocker, FakeNode, signal_once_started
 from supervisors import until
 
 from launcher.errors import StateError
-from launcher.follow import detach, node_watcher, session
+from launcher.follow import node_watcher, session
 from launcher.follow.ctrl_c import LEAVING
 from launcher.logs.store import LogStore
 from launcher.own_folders import locked
@@ -137,7 +137,7 @@ def test_ctrl_c_of_attach_starts_a_recorder_only_if_the_run_has_none(
     with contextlib.ExitStack() as recording:
 
         def start_recorder() -> None:
-            recording.enter_context(locked(detach.attempt_lock(run_folder(run_id), 1)))
+            recording.enter_context(locked(run_folder(run_id).attempt_lock(1)))
 
         def press_ctrl_c() -> None:
             until(lambda: cluster.hosts["gpu0"].count("wait") > 0, 20)  # attach follows the node
@@ -200,7 +200,7 @@ def test_attach_follows_a_run_also_on_a_file_system_without_locks(
 
     cluster = fake_cluster("gpu0")
     folder = run_folder(cluster.launch("--detach")[1].strip())
-    detach.attempt_lock(folder, 1).touch()  # by a recorder that could not start
+    folder.attempt_lock(1).touch()  # by a recorder that could not start
     monkeypatch.setattr(fcntl, "flock", unsupported)
     cluster.nodes[0].say("loss 0.1", 0)
     cluster.nodes[0].end(1)

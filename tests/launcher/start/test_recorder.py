@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from fakes import FakeCluster
 
-from launcher.follow.detach import attempt_lock
 from launcher.logs.store import LogStore
 from launcher.outcomes import RunState
 from launcher.own_folders import locked
@@ -64,7 +63,7 @@ def test_it_does_not_wait_for_a_start_during_which_the_launch_has_died(
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=wait))
     monkeypatch.setattr(sys, "argv", ["recorder", str(folder.path)])
     monkeypatch.setattr(recorder, "report_ready", lambda: None)
-    with locked(attempt_lock(folder, 1)):  # which it has inherited
+    with locked(folder.attempt_lock(1)):  # which it has inherited
         assert recorder.main() == 0
     assert folder.load().state is RunState.SUCCEEDED
 

@@ -555,7 +555,7 @@ def test_attach_starts_a_recorder_when_the_process_that_waits_has_died(
     looks: list[float] = []
 
     with contextlib.ExitStack() as process:
-        process.enter_context(locked(detach.attempt_lock(folder, 1)))
+        process.enter_context(locked(folder.attempt_lock(1)))
 
         def look_again(seconds: float) -> None:
             assert cluster.recorders == [waiting] * (len(looks) > 2)
@@ -595,7 +595,7 @@ def test_attach_starts_no_second_recorder_before_the_first_one_was_refused(
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=kill))
     folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
-    with locked(detach.attempt_lock(folder, 1)):
+    with locked(folder.attempt_lock(1)):
         assert cluster.ddpctl("attach", waiting)[0] == 7
     assert cluster.recorders == [first, waiting]
 

@@ -20,7 +20,6 @@ from local_machine import Machine
 
 from launcher.errors import HostUnreachable, NodesFailed, UsageError
 from launcher.follow import detach
-from launcher.follow.detach import attempt_lock
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
@@ -285,7 +284,7 @@ def test_a_resume_does_not_wait_for_a_recorder_that_still_follows_an_earlier_att
     cluster = fake_cluster("gpu0")
     folder = run_folder(failed_run(cluster))
     with contextlib.ExitStack() as recorder:
-        recorder.enter_context(locked(attempt_lock(folder, 1)))
+        recorder.enter_context(locked(folder.attempt_lock(1)))
         release = threading.Timer(30, recorder.close)
         release.start()
         code, _, err = cluster.ddpctl("resume")

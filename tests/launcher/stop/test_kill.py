@@ -18,9 +18,10 @@ from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.errors import CommandTimeout, HostUnreachable, PreflightError
+from launcher.follow.detach import take_care, taking_care
 from launcher.hosts import Host
 from launcher.own_folders import state_home
-from launcher.runs.record import being_launched, run_folder
+from launcher.runs.record import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.stop import choose_runs, inventory, kill, stop_run
 from launcher.stop.choose_runs import HostedRun
@@ -584,7 +585,9 @@ def test_without_a_run_it_does_not_take_the_last_run_for_one_that_is_being_launc
     killed = []
 
     def push(*_: object) -> None:
-        with being_launched(run_folder("other-20261127-000000-abcd")):
+        other = run_folder("other-20261127-000000-abcd")
+        with taking_care(other):
+            take_care(other, 1)
             killed.append(cluster.ddpctl("kill"))
         killed.append(cluster.ddpctl("kill"))
         raise PreflightError("something is wrong")

@@ -115,9 +115,9 @@ def distribute_checkpoint(
     for target, paths in point.missing:
         with console.step(f"sending {point.what} from {source} to {target.connection.name}"):
             copy_files(point.source, target, paths, copies=target.copied, aside=aside, uid=uid)
-    # what a node wrote at another rank must not stay when a later attempt keeps the new rank
-    moved = [each for each in nodes if each in seen and not folders[each].same_rank]
     if not point.source.newest:
+        # what a node wrote at another rank must not stay when a later attempt keeps the new rank
+        moved = [each for each in nodes if each in seen and not folders[each].same_rank]
         each_node(moved, lambda each: folders[each].script(LIST, "mark", prints=False))
 
 

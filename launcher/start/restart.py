@@ -92,7 +92,7 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
             return None
         record = newest  # `kill` may have changed it
         entry = RestartRecord.after(failure, kind=BY_LAUNCHER, time=timestamp(), saved=saved)
-        record.attempt.restarts.append(entry)  # `start_somewhere` saves it
+        record.attempt.restarts.append(entry)  # counts below; `request_for` saves it
         avoided = hosts_to_avoid(record, base.cluster)
         remember_blame(folder.run_id, {host.name: each.what for host, each in avoided.items()})
         return start_somewhere(base, entry, avoided, tickets, console)

@@ -8,12 +8,14 @@ reservation.
 import contextlib
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 from ..engines.choose import engines_on
 from ..engines.status import LEASE, NodeStatus
 from ..errors import NodesFailed, RunKilled
 from ..runs.record import RunFolder
+from ..ssh.background import LONGEST_WAIT
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..terminal.console import Console
@@ -88,9 +90,11 @@ class Tickets:
 
     def sleep(self, seconds: float) -> None:
         """Sleep. Raises RunKilled as soon as a renewal has found that the run was killed."""
-        if self._killed.wait(seconds):
-            run_id = self.planned.plan.run_id
-            raise RunKilled(f"run {run_id} was killed while it was waiting for its hosts")
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self._killed.wait(min(left, LONGEST_WAIT)):
+                run_id = self.planned.plan.run_id
+                raise RunKilled(f"run {run_id} was killed while it was waiting for its hosts")
 
     def renew(self) -> Claims:
         """Replace the run's tickets that are old or gone. Return what `list_claims` returns.

@@ -116,10 +116,8 @@ class AllRuns(Target):
 
     def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         own = list_own_runs(connections, self.cluster.job.engine, console)
-        if (
-            own.listings and not own.live
-        ):  # the finished ones are removed on the hosts that answered
-            return [], own.unknown
+        if own.listings and not own.live:
+            return [], own.unknown  # finished runs are still removed on the hosts that answered
         return own.hosted(own.live), by_name(one_per_account(connections), own.errors)
 
 

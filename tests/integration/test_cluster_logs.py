@@ -18,7 +18,7 @@ PARTS = CUTS + 2  # of the lines, each begun by the test: a cut may take long on
 
 
 def begin_part(cluster: Cluster, part: int) -> None:
-    """Let the ranks print a part of their lines, once the nodes have folders."""
+    """Let the ranks print the next part of their lines, once the nodes have folders."""
     folder = f"/home/{USER}/.ddpctl/runs/*/output"
     script = f"until cd {folder} 2>/dev/null; do sleep 0.1; done; touch part-{part}"
     for node in cluster.nodes:

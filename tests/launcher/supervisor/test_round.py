@@ -23,7 +23,7 @@ from launcher.supervisor.rank_logs import TORCHRUN_LOG, RankLogs
 from launcher.supervisor.ranks import Rank, Ranks
 from launcher.supervisor.round import Round
 
-# Rank 0 is killed at once. Rank 1 goes on until a file allows it to end by SIGTERM, or in its handler.
+# Rank 0 kills itself when told. On SIGTERM, rank 1 waits for a file, then dies of the signal or exits.
 RANKS = """
 import os, signal, sys, time
 folder, how = sys.argv[1:]

@@ -61,7 +61,7 @@ def test_a_package_of_the_user_may_be_called_launcher(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
-@pytest.mark.parametrize("module", ["stop.kill", "look.ps", "runs.record"])
+@pytest.mark.parametrize("module", ["stop.kill", "look.ps", "runs.run_folder"])
 def test_modules_without_need_for_diagnosis_or_ssh_import_neither(module: str) -> None:
     code = f"import sys, launcher.{module}; print(*sys.modules)"
     done = subprocess.run(

@@ -20,7 +20,8 @@ from ..hosts import Hosts, cluster_of
 from ..logs.event_reader import parsed
 from ..outcomes import RunState
 from ..runs.newest_attempt import newest_attempt
-from ..runs.record import RunRecord, run_folder
+from ..runs.record import RunRecord
+from ..runs.run_folder import run_folder
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
 from ..ssh.script_files import load_script

@@ -21,8 +21,9 @@ from ..look.logs import with_nodes_and_ranks
 from ..outcomes import RunState
 from ..plan.launch_options import LaunchOptions
 from ..runs.find import find
-from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
-from ..runs.record import RunFolder
+from ..runs.newest_attempt import newest_attempt
+from ..runs.run_folder import RunFolder
+from ..runs.sync_logs import log_store, sync_logs
 from ..ssh.host_connection import connected
 from ..start.launch import new_run, run_with_restarts
 from ..stop.choose_runs import HostedRun

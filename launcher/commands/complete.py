@@ -15,7 +15,7 @@ from ..own_folders import expanded, read_record
 
 def runs(incomplete: str) -> list[tuple[str, str]]:
     """Return the recorded run ids that start with `incomplete`, newest first, each with its state."""
-    from ..runs.record import run_folders
+    from ..runs.run_folder import run_folders
 
     try:
         folders = [each for each in run_folders() if each.run_id.startswith(incomplete)]

@@ -13,8 +13,9 @@ from ..facts.kernel_log import read_kernel_log
 from ..failure import FirstFailure
 from ..outcomes import RunState
 from ..own_folders import write_atomically
-from ..runs.record import AttemptRecord, RunFolder, RunRecord, parse_timestamp
+from ..runs.record import AttemptRecord, RunRecord, parse_timestamp
 from ..runs.reported import reported_nodes
+from ..runs.run_folder import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import try_each
 from ..supervisor.events import RestartInPlace

@@ -18,7 +18,7 @@ from typing import IO
 from ..errors import CommandFailed, DdpctlError
 from ..outcomes import Outcome, RunState
 from ..own_folders import is_locked, locked, make_folder, try_lock
-from ..runs.record import RunFolder, UnreadableRecord
+from ..runs.run_folder import RunFolder, UnreadableRecord
 from ..terminal.console import Console
 
 READY = b"ready\n"

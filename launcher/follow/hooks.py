@@ -21,7 +21,8 @@ from ..errors import exit_of
 from ..outcomes import Exit, Outcome, RunState
 from ..own_folders import current_folder, read_record, write_atomically
 from ..plan.launch_options import LaunchOptions
-from ..runs.record import RunFolder, RunRecord
+from ..runs.record import RunRecord
+from ..runs.run_folder import RunFolder
 from ..supervisor.proc import descendants, send
 from ..terminal.console import Console
 from ..text import duration

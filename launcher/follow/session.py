@@ -12,8 +12,9 @@ from ..engines.node_handle import AttemptHandle
 from ..errors import DdpctlError
 from ..logs.store import LogStore, Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
-from ..runs.newest_attempt import log_store
-from ..runs.record import AttemptRecord, RunFolder, RunRecord, timestamp
+from ..runs.record import AttemptRecord, RunRecord, timestamp
+from ..runs.run_folder import RunFolder
+from ..runs.sync_logs import log_store
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each

@@ -1,6 +1,6 @@
 """The journal format, and this machine's log store.
 
 Two writers copy entries of the hosts' journals to a run's LogStore, which takes each only once:
-follow/session.py while the run is followed, and runs/newest_attempt.py (`sync_logs`) when a command
-looks at it later. One reader, `merged` in query.py, filters what is stored and merges the nodes by time.
+follow/session.py while the run is followed, and runs/sync_logs.py when a command looks at it
+later. One reader, `merged` in query.py, filters what is stored and merges the nodes by time.
 """

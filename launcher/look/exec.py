@@ -13,7 +13,7 @@ from ..engines.status import ContainerState
 from ..errors import CommandTimeout, DdpctlError, NodesFailed, UsageError
 from ..logs.log_entry import LogEntry
 from ..runs.newest_attempt import newest_attempt
-from ..runs.record import RunFolder
+from ..runs.run_folder import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, each_node, try_each
 from ..ssh.stream import CHUNK, Stream

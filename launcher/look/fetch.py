@@ -18,8 +18,10 @@ from ..budget import SLOWEST, Budget, TooMuch, time_to_hash
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
 from ..facts.shared_homes import one_per_home
-from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
-from ..runs.record import RunFolder, RunRecord
+from ..runs.newest_attempt import newest_attempt
+from ..runs.record import RunRecord
+from ..runs.run_folder import RunFolder
+from ..runs.sync_logs import log_store, sync_logs
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script

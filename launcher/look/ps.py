@@ -13,7 +13,8 @@ from ..hosts import Cluster, load
 from ..outcomes import Exit
 from ..own_folders import read_record
 from ..runs.find import hosts_to_ask
-from ..runs.record import run_folders, timestamp
+from ..runs.record import timestamp
+from ..runs.run_folder import run_folders
 from ..ssh.host_connection import connected
 from ..stop.unconfirmed_stops import finish_pending_stops
 from ..terminal import live

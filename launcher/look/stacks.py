@@ -25,7 +25,7 @@ from ..errors import CommandTimeout, UsageError
 from ..logs.event_reader import parsed
 from ..outcomes import Exit, RunState
 from ..runs.newest_attempt import newest_attempt
-from ..runs.record import RunFolder
+from ..runs.run_folder import RunFolder
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
 from ..supervisor.events import Phase, StackAnswer

@@ -10,7 +10,8 @@ from ..facts.shared_homes import one_per_home
 from ..outcomes import Exit
 from ..own_folders import read_record, state_error
 from ..runs.newest_attempt import newest_attempt
-from ..runs.record import RunFolder, RunRecord, timestamp
+from ..runs.record import RunRecord, timestamp
+from ..runs.run_folder import RunFolder
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each
 from ..ssh.script_files import load_script

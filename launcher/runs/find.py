@@ -16,8 +16,8 @@ from ..ssh.many import ask_each, one_per_account, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names, quoted
-from .record import RunFolder, run_folder, run_folders
-from .reported import adopt, caught_up
+from .adopt import adopt, caught_up
+from .run_folder import RunFolder, run_folder, run_folders
 
 RUN_IDS = load_script(__file__, "run_ids.sh")
 

@@ -1,52 +1,26 @@
-"""A run's folder on this machine: run.json, and the hosts file that the run used.
-
-No run depends on this folder: the labels on the hosts are authoritative.
-"""
+"""The record of a run: what run.json says of it and of its attempts."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime
 import json
-import os
-import re
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
-from ..errors import StateError, UsageError
 from ..failure import FirstFailure
-from ..hosts import Cluster, Host, dump, load
 from ..logs.event_reader import parsed
 from ..outcomes import NodeState, RunState
-from ..own_folders import (
-    is_locked,
-    make_folder,
-    read_record,
-    state_home,
-    write_atomically,
-)
 from ..plan.launch_options import RunOptions
 from ..plan.plan import Plan
-from ..run_id import is_run_id
 from ..supervisor.events import Reason, RestartInPlace
 from ..supervisor.restart_rule import PastRestart, refusal
-from ..terminal.console import Console
 from ..text import rfc3339
 
 VERSION = 1
 IN_PLACE, BY_LAUNCHER = "in-place", "launcher"  # kinds of restarts
-FINAL = "|".join(state for state in RunState if state.is_final)
-SETTLED = re.compile(rf'\{{\s*"version": {VERSION},\s*"state": "({FINAL})",\s*"pending_stop": \[\]')
 MOST_RESTARTS = 1000  # in place, recorded per attempt; a host's reports must not fill the disk
-_unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
-_warned: set[Path] = set()  # the folders whose run.json could not be read or written
-
-
-class UnreadableRecord(UsageError):
-    """Raised if run.json is missing, damaged, or written by a newer ddpctl."""
 
 
 def timestamp(seconds: float | None = None) -> str:
@@ -222,171 +196,34 @@ class RunRecord:
 
 def document(record: RunRecord) -> dict[str, Any]:
     """Return the content of run.json."""
-    first = {"version": VERSION, "state": record.state, "pending_stop": []}  # see `is_settled`
+    first = {
+        "version": VERSION,
+        "state": record.state,
+        "pending_stop": [],
+    }  # see RunFolder.is_settled
     return {**first, **dataclasses.asdict(record)}
+
+
+def record_in(text: str, run_id: str) -> RunRecord:
+    """Return the record in the text of a run's run.json. Raises ValueError if it is not valid."""
+    saved = json.loads(text)
+    if isinstance(saved, dict) and saved.get("version") != VERSION:
+        raise ValueError(f"its version is {saved.get('version')}, not {VERSION}")
+    record = parsed(RunRecord, saved)
+    if record.run_id != run_id:
+        raise ValueError(f"run_id is not {run_id}")
+    if not record.attempts:
+        raise ValueError("attempts is empty")
+    for attempt in record.attempts:
+        if [node.node_rank for node in attempt.nodes] != list(range(len(attempt.nodes))):
+            raise ValueError("nodes are not in rank order")
+    return record
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
     """Return the copy of run.json for the hosts. It omits the nodes: hosts know their own."""
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
-
-
-class RunFolder:
-    """The folder `runs/<run id>/` in the state folder: run.json, hosts.yaml, env.json and logs/.
-
-    former-hosts.yaml keeps how to reach hosts that only earlier attempts used.
-
-    Values of `job.env` may be secret, so they are in a separate file, env.json, which has mode 0600
-    and is never copied. Only a resume or a restart needs them.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.run_id = path.name
-        self.hosts_file = path / "hosts.yaml"
-        self.former_hosts_file = path / "former-hosts.yaml"
-        self.env_file = path / "env.json"
-        self.record_file = path / "run.json"
-        self.logs = path / "logs"
-
-    @property
-    def is_recorded(self) -> bool:
-        """Whether there is a record, which may be unreadable."""
-        return os.path.lexists(self.record_file)
-
-    def attempt_lock(self, attempt: int) -> Path:
-        """Return the path of the lock that the process holds which takes care of the attempt."""
-        return self.path / f".attempt-{attempt}.lock"
-
-    def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
-        """Return the path for the evidence of an attempt's failure.
-
-        restart: the number of a restart in place, for the failure that led to it.
-        """
-        name = f"attempt-{attempt}" if restart is None else f"attempt-{attempt}-restart-{restart}"
-        return make_folder(self.logs) / f"failure-{name}.txt"
-
-    def keep_cluster(self, cluster: Cluster) -> None:
-        make_folder(self.logs)
-        self._keep_former(cluster)
-        without = dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env={}))
-        write_atomically(self.env_file, json.dumps(dict(cluster.job.env)), mode=0o600)
-        write_atomically(self.hosts_file, dump(without))
-
-    def _keep_former(self, cluster: Cluster) -> None:
-        """Record how to reach the run's earlier hosts that are not in `cluster`."""
-        with contextlib.suppress(UsageError):  # a damaged file must not prevent a start
-            here = {host.name for host in (*cluster.hosts, *cluster.spares)}
-            # without what may conflict with another host, such as the address of a replaced machine
-            former = [
-                dataclasses.replace(host, gpus=0, internal_ip=None)
-                for name, host in self.all_hosts().items()
-                if name not in here
-            ]
-            if former:
-                write_atomically(self.former_hosts_file, dump(Cluster(tuple(former))))
-
-    def all_hosts(self) -> dict[str, Host]:
-        """Return all hosts that the run has used or could have used, by name."""
-        hosts: dict[str, Host] = {}
-        for file in (self.former_hosts_file, self.hosts_file):
-            if file.exists():
-                cluster = load(file, job_files=False)
-                hosts |= {host.name: host for host in (*cluster.hosts, *cluster.spares)}
-        return hosts
-
-    def kept_cluster(self, *, job_files: bool = False) -> Cluster:
-        """Return the hosts and the job with which this machine last started the run.
-
-        job_files: also check the job's files. Raises UsageError if env.json is unreadable.
-        """
-        # a resume may have excluded so many hosts that fewer than min_nodes are left
-        cluster = load(self.hosts_file, job_files=job_files, overridden=["min_nodes"])
-        try:
-            env = json.loads(read_record(self.env_file))
-            given = {str(name): str(value) for name, value in env.items()}
-        except FileNotFoundError:
-            return cluster
-        except (OSError, ValueError, AttributeError) as error:
-            what = f"{self.env_file}: cannot read the values of job.env: {error}"
-            remedy = (
-                "make the file readable, or pass --hosts with a hosts file that has these values"
-            )
-            raise UsageError(what, remedy) from None
-        return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
-
-    def goes_on(self, record: RunRecord) -> bool:
-        """Return `record.goes_on` with the run's own max_restarts."""
-        with contextlib.suppress(UsageError, OSError):  # then the run cannot restart
-            return record.goes_on(self.kept_cluster().job.max_restarts)
-        return False
-
-    def save(self, record: RunRecord) -> None:
-        make_folder(self.path)
-        write_atomically(self.record_file, json.dumps(document(record), indent=2) + "\n")
-        _unsaved.pop(self.path, None)
-
-    def try_save(self, record: RunRecord, console: Console) -> None:
-        """Save the record. If that fails, report it once and keep the record in memory."""
-        try:
-            self.save(record)
-        except StateError as error:
-            _unsaved[self.path] = record
-            if self.path not in _warned:
-                console.error(f"not recorded: {error}")
-            _warned.add(self.path)
-
-    def is_settled(self) -> bool:
-        """Return whether the run has ended and all its stops are confirmed.
-
-        Judges by the head of run.json, without parsing the rest.
-        """
-        try:
-            text = read_record(self.record_file)
-        except (OSError, ValueError):
-            return False
-        return self.path not in _unsaved and SETTLED.match(text) is not None
-
-    def load(self) -> RunRecord:
-        """Return the record, from memory if it could not be saved. Raises UnreadableRecord."""
-        if self.path in _unsaved:
-            return _unsaved[self.path]
-        try:
-            saved = json.loads(read_record(self.record_file))
-            if isinstance(saved, dict) and saved.get("version") != VERSION:
-                raise ValueError(f"its version is {saved.get('version')}, not {VERSION}")
-            record = parsed(RunRecord, saved)
-            if record.run_id != self.run_id:
-                raise ValueError(f"run_id is not {self.run_id}")
-            if not record.attempts:
-                raise ValueError("attempts is empty")
-            for attempt in record.attempts:
-                if [node.node_rank for node in attempt.nodes] != list(range(len(attempt.nodes))):
-                    raise ValueError("nodes are not in rank order")
-        except (OSError, ValueError, RecursionError) as error:
-            what = f"{self.record_file}: cannot be read ({error})"
-            remedy = (
-                "run `ddpctl ps HOSTS` to see the run, or remove the file and pass --hosts to make "
-                "a new record"
-            )
-            raise UnreadableRecord(what, remedy) from None
-        return record
-
-    def load_if_readable(self, console: Console) -> RunRecord | None:
-        """Return the record, or None if it is missing or (after one warning) unreadable."""
-        try:
-            return self.load() if self.is_recorded else None
-        except UnreadableRecord as error:
-            if self.path not in _warned:
-                console.say(f"warning: {error}")
-            _warned.add(self.path)
-            return None
-
-
-def run_folder(run_id: str) -> RunFolder:
-    """Return the folder of a run, whether or not it exists. run_id: must be valid."""
-    return RunFolder(state_home() / "runs" / run_id)
 
 
 def new_record(plan: Plan, earlier: RunRecord | None = None, *, by: str = "launch") -> RunRecord:
@@ -424,31 +261,3 @@ def new_record(plan: Plan, earlier: RunRecord | None = None, *, by: str = "launc
         # a stop may still be unconfirmed on a lost host that the run no longer uses
         pending_stop=[h for h in earlier.pending_stop if h not in hosts] if earlier else [],
     )
-
-
-def run_folders() -> list[RunFolder]:
-    """Return the folders of all recorded runs, newest first."""
-
-    def started(folder: RunFolder) -> float:
-        try:
-            return folder.hosts_file.stat().st_mtime  # it is written once per attempt
-        except OSError:
-            return 0.0
-
-    return sorted((f for f in _folders() if f.is_recorded), key=started, reverse=True)
-
-
-def live_runs(console: Console) -> list[str]:
-    """Return the ids of the runs that are live according to their records, newest first."""
-    records = [f.load_if_readable(console) for f in run_folders() if not f.is_settled()]
-    return [record.run_id for record in records if record and record.state.is_live]
-
-
-def unrecorded_launches() -> list[str]:
-    """Return the ids of the runs whose launches on this machine are still checking or pushing."""
-    return [f.run_id for f in _folders() if not f.is_recorded and is_locked(f.attempt_lock(1))]
-
-
-def _folders() -> list[RunFolder]:
-    paths = (state_home() / "runs").glob("*")
-    return [RunFolder(path) for path in paths if is_run_id(path.name)]

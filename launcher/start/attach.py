@@ -13,8 +13,10 @@ from ..follow.session import StartedRun, follow
 from ..logs.query import LogFilter
 from ..look.logs import print_recorded, say_that_it_waits
 from ..outcomes import Outcome, RunState
-from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
-from ..runs.record import RunFolder, RunRecord
+from ..runs.newest_attempt import newest_attempt
+from ..runs.record import RunRecord
+from ..runs.run_folder import RunFolder
+from ..runs.sync_logs import log_store, sync_logs
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 

@@ -18,7 +18,8 @@ from ..follow.detach import READY, taking_care
 from ..logs.query import LogFilter
 from ..outcomes import Outcome, RunState
 from ..plan.launch_options import LaunchOptions
-from ..runs.record import RunFolder, RunRecord
+from ..runs.record import RunRecord
+from ..runs.run_folder import RunFolder
 from ..terminal.console import Console
 from .attach import follow_newest
 from .request import Request

@@ -15,7 +15,8 @@ from ..hosts import Cluster, Host, user_env
 from ..plan.build import PlanInputs, build_plan
 from ..plan.launch_options import LaunchOptions
 from ..plan.plan import Plan
-from ..runs.record import RunFolder, RunRecord, new_record, run_folder
+from ..runs.record import RunRecord, new_record
+from ..runs.run_folder import RunFolder, run_folder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 

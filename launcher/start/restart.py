@@ -16,7 +16,8 @@ from ..plan.build import PlanInputs
 from ..plan.launch_options import LaunchOptions
 from ..preflight.blamed import remember_blame
 from ..runs.newest_attempt import newest_attempt
-from ..runs.record import BY_LAUNCHER, RestartRecord, RunFolder, RunRecord, timestamp
+from ..runs.record import BY_LAUNCHER, RestartRecord, RunRecord, timestamp
+from ..runs.run_folder import RunFolder
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import try_each
 from ..ssh.script_files import load_script

@@ -12,10 +12,13 @@ from ..follow.session import ENDED
 from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..plan.launch_options import LaunchOptions
+from ..runs.adopt import MOST_AHEAD, caught_up
 from ..runs.find import find, find_run, list_nodes, names_hosts
-from ..runs.newest_attempt import log_store, newest_attempt, sync_logs
-from ..runs.record import AttemptRecord, RunFolder, RunRecord, timestamp
-from ..runs.reported import MOST_AHEAD, caught_up, reported_nodes
+from ..runs.newest_attempt import newest_attempt
+from ..runs.record import AttemptRecord, RunRecord, timestamp
+from ..runs.reported import reported_nodes
+from ..runs.run_folder import RunFolder
+from ..runs.sync_logs import log_store, sync_logs
 from ..ssh.host_connection import connected
 from ..terminal.console import Console
 from ..text import counted, names

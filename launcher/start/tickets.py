@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from ..engines.choose import engines_on
 from ..engines.status import LEASE, NodeStatus
 from ..errors import NodesFailed, RunKilled
-from ..runs.record import RunFolder
+from ..runs.run_folder import RunFolder
 from ..ssh.background import LONGEST_WAIT
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each

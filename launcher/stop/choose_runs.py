@@ -13,7 +13,7 @@ from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, 
 from ..hosts import Cluster, load
 from ..run_id import time_of
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes
-from ..runs.record import RunFolder, unrecorded_launches
+from ..runs.run_folder import RunFolder, unrecorded_launches
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each

@@ -10,7 +10,8 @@ from typing import Any
 from ..engines.status import UNSTARTED
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
 from ..outcomes import Exit, NodeState, RunState, run_state
-from ..runs.record import AttemptRecord, live_runs, run_folder, timestamp
+from ..runs.record import AttemptRecord, timestamp
+from ..runs.run_folder import live_runs, run_folder
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import by_name, one_per_account, try_each

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..outcomes import RunState
-from ..runs.record import UnreadableRecord, run_folders
+from ..runs.run_folder import UnreadableRecord, run_folders
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from .choose_runs import HostedRun

@@ -21,7 +21,7 @@ from launcher.engines import docker_client
 from launcher.hosts import Host
 from launcher.look import stacks
 from launcher.preflight import container_test
-from launcher.runs import newest_attempt
+from launcher.runs import sync_logs
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import CHUNK, Completed, Stderr, Stream
 
@@ -116,7 +116,7 @@ class EvilCluster(FakeCluster):
             return run(connection, *args, timeout=timeout, **how)
 
         monkeypatch.setattr(HostConnection, "run", impatient)
-        monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 0.5)
+        monkeypatch.setattr(sync_logs, "SYNC_TIMEOUT", 0.5)
         monkeypatch.setattr(container_test, "TIMEOUT", PATIENCE)  # fakes do not run what it starts
         monkeypatch.setattr(stacks, "TIMEOUT", 1)
 

@@ -14,7 +14,7 @@ from evil_host import EvilCluster
 from launcher.engines.docker_client import LARGEST
 from launcher.look import exec as look_exec
 from launcher.outcomes import Exit
-from launcher.runs import newest_attempt
+from launcher.runs import sync_logs
 
 pytestmark = pytest.mark.slow
 
@@ -42,8 +42,8 @@ def test_an_answer_of_the_engine_may_have_16_mb(
 def test_logs_stops_an_endless_journal_by_its_size(
     cluster: EvilCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest_attempt, "LONGEST_SYNC", 100_000)
-    monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 60.0)
+    monkeypatch.setattr(sync_logs, "LONGEST_SYNC", 100_000)
+    monkeypatch.setattr(sync_logs, "SYNC_TIMEOUT", 60.0)
     cluster.evil.turn(scripts="endless", docker="silent")
     code, out, err = cluster.ddpctl("logs", cluster.run_id)
     assert code == Exit.UNREACHABLE and "line of good2" in out
@@ -55,7 +55,7 @@ def test_logs_stops_an_endless_journal_by_its_size(
 def test_logs_stops_a_journal_that_does_not_end_in_time(
     cluster: EvilCluster, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(newest_attempt, "SYNC_TIMEOUT", 0.1)
+    monkeypatch.setattr(sync_logs, "SYNC_TIMEOUT", 0.1)
     cluster.evil.turn(scripts=kind, docker="silent")
     code, out, err = cluster.ddpctl("logs", cluster.run_id)
     assert code == Exit.UNREACHABLE and "line of good2" in out

@@ -43,8 +43,8 @@ from launcher.push.files.push_tree import parse_trees
 from launcher.report.charts import charts
 from launcher.report.journals import HEAD
 from launcher.run_id import is_run_id
-from launcher.runs.record import RunFolder, UnreadableRecord
 from launcher.runs.reported import parse_reports
+from launcher.runs.run_folder import RunFolder, UnreadableRecord
 from launcher.stop.inventory import parse_inventory
 from launcher.stop.prune_pushed import unused_trees
 from launcher.supervisor.usage import parse_gpus

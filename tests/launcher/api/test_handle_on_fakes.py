@@ -27,7 +27,7 @@ from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.outcomes import RunState
 from launcher.own_folders import locked
-from launcher.runs.record import RunFolder
+from launcher.runs.run_folder import RunFolder
 from launcher.start import recorder
 from launcher.start.run_attempt import Starter
 

@@ -16,7 +16,7 @@ from supervisors import until
 
 from launcher.errors import CommandFailed
 from launcher.follow import detach
-from launcher.runs.record import RunFolder
+from launcher.runs.run_folder import RunFolder
 
 
 @pytest.fixture

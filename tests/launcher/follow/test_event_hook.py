@@ -15,7 +15,7 @@ from local_machine import Machine
 
 from launcher.follow import hooks
 from launcher.follow.hooks import EventHook
-from launcher.runs.record import RunFolder
+from launcher.runs.run_folder import RunFolder
 from launcher.terminal.console import Console
 
 NOTE = 'echo "$DDPCTL_EVENT $DDPCTL_ATTEMPT [$DDPCTL_NODE_RANK] $DDPCTL_MESSAGE" >> "$HOME/events"'

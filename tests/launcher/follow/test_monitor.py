@@ -26,7 +26,7 @@ from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
 from launcher.logs.store import Mark
 from launcher.outcomes import RunState
-from launcher.runs.record import RunFolder
+from launcher.runs.run_folder import RunFolder
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.stream import Completed
 from launcher.supervisor.events import (

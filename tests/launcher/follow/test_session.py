@@ -22,8 +22,8 @@ from launcher.follow import node_watcher, session
 from launcher.follow.ctrl_c import LEAVING
 from launcher.logs.store import LogStore
 from launcher.own_folders import locked
-from launcher.runs.newest_attempt import log_store
-from launcher.runs.record import run_folder
+from launcher.runs.run_folder import run_folder
+from launcher.runs.sync_logs import log_store
 from launcher.start.waiting_line import PlaceInLine
 from launcher.terminal.console import Console
 

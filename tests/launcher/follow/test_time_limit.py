@@ -12,7 +12,7 @@ from launcher.follow.ctrl_c import Interrupts
 from launcher.follow.hooks import EventHook
 from launcher.follow.session import StartedRun, follow
 from launcher.outcomes import Exit
-from launcher.runs.record import RunFolder
+from launcher.runs.run_folder import RunFolder
 from launcher.terminal.console import Console
 
 JOURNAL = b"""\

@@ -16,7 +16,7 @@ from launcher.logs.log_entry import parse
 from launcher.logs.query import LogFilter
 from launcher.logs.store import LogStore
 from launcher.look import logs
-from launcher.runs.record import RunFolder, run_folder
+from launcher.runs.run_folder import RunFolder, run_folder
 from launcher.terminal.console import Console
 
 

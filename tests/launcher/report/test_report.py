@@ -25,7 +25,8 @@ from launcher.report.charts import Chart, Curve
 from launcher.report.journals import parse_journals
 from launcher.report.page import comparison, page, plan
 from launcher.report.report import without_secrets
-from launcher.runs.record import NodeRecord, RunFolder
+from launcher.runs.record import NodeRecord
+from launcher.runs.run_folder import RunFolder
 
 
 class Seen(HTMLParser):

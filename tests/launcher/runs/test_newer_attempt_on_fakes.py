@@ -10,8 +10,8 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.hosts import load
-from launcher.runs import reported
-from launcher.runs.record import run_folder
+from launcher.runs import adopt
+from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
@@ -56,13 +56,13 @@ def test_a_newer_attempt_is_asked_for_once_and_said_to_be_newer(
     cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    ask = reported.reported_nodes
+    ask = adopt.reported_nodes
 
     def counted(connections: Sequence[HostConnection], run_id: str = "") -> object:
         asked.append(run_id)
         return ask(connections, run_id)
 
-    monkeypatch.setattr(reported, "reported_nodes", counted)
+    monkeypatch.setattr(adopt, "reported_nodes", counted)
     code, _, err = cluster.ddpctl("logs")
     run_id = cluster.record["run_id"]
     assert (code, asked) == (0, [run_id]), err
@@ -150,14 +150,14 @@ def test_a_restart_by_this_machines_recorder_while_the_hosts_are_asked_changes_n
     del before.attempts[1:]
     folder.save(before)
     folder.keep_cluster(load(cluster.hosts_file))
-    ask = reported.reported_nodes
+    ask = adopt.reported_nodes
 
     def restarted(connections: Sequence[HostConnection], run_id: str = "") -> object:
         folder.keep_cluster(hosts)
         folder.save(after)
         return ask(connections, run_id)
 
-    monkeypatch.setattr(reported, "reported_nodes", restarted)
+    monkeypatch.setattr(adopt, "reported_nodes", restarted)
     code, out, err = cluster.ddpctl("logs", "--attempt", "2")
     assert code == 0, err
     assert sorted(out.splitlines()) == [

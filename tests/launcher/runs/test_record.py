@@ -21,15 +21,8 @@ from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.launch_options import LaunchOptions
 from launcher.plan.plan import EngineTraits
 from launcher.runs.find import find_run
-from launcher.runs.record import (
-    RunFolder,
-    UnreadableRecord,
-    for_hosts,
-    new_record,
-    run_folder,
-    run_folders,
-    timestamp,
-)
+from launcher.runs.record import for_hosts, new_record, timestamp
+from launcher.runs.run_folder import RunFolder, UnreadableRecord, run_folder, run_folders
 from launcher.stop.unconfirmed_stops import finish_pending_stops
 from launcher.terminal.console import Console
 

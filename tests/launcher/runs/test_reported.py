@@ -14,7 +14,8 @@ from local_machine import Machine
 
 from launcher.errors import UsageError
 from launcher.hosts import Host, parse
-from launcher.runs.reported import ReportedRun, by_rank, parse_reports, record_of, reported_nodes
+from launcher.runs.adopt import by_rank, record_of
+from launcher.runs.reported import ReportedRun, parse_reports, reported_nodes
 from launcher.ssh.host_connection import HostConnection
 
 EVIL = {

@@ -21,7 +21,8 @@ from sshd_server import Sshd
 
 from launcher.outcomes import Exit
 from launcher.plan.plan import place_in
-from launcher.runs.record import NodeRecord, RunFolder
+from launcher.runs.record import NodeRecord
+from launcher.runs.run_folder import RunFolder
 
 MOST_MEMORY = 300_000  # kB
 CTRL_C = 3.0  # seconds; a tenth of one on an idle machine

@@ -15,7 +15,7 @@ from local_machine import Machine
 from supervisors import until
 
 from launcher.follow import detach as detach_module
-from launcher.runs.record import RunFolder
+from launcher.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -14,7 +14,7 @@ from fakes import FakeCluster
 from launcher.logs.store import LogStore
 from launcher.outcomes import RunState
 from launcher.own_folders import locked
-from launcher.runs.record import run_folder
+from launcher.runs.run_folder import run_folder
 from launcher.start import attach, recorder
 
 Make = Callable[..., FakeCluster]

@@ -14,14 +14,8 @@ import pytest
 from launcher.failure import FirstFailure
 from launcher.hosts import Cluster, Host, Job
 from launcher.outcomes import RunState
-from launcher.runs.record import (
-    BY_LAUNCHER,
-    IN_PLACE,
-    AttemptRecord,
-    RestartRecord,
-    RunFolder,
-    RunRecord,
-)
+from launcher.runs.record import BY_LAUNCHER, IN_PLACE, AttemptRecord, RestartRecord, RunRecord
+from launcher.runs.run_folder import RunFolder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start.restart import NEW_CHECKPOINT, has_saved
 from launcher.start.resume import on_other_hosts

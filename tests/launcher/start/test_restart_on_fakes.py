@@ -28,12 +28,8 @@ from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.launch_options import LaunchOptions
 from launcher.runs import newest_attempt
-from launcher.runs.record import (
-    RunFolder,
-    RunRecord,
-    run_folder,
-    run_folders,
-)
+from launcher.runs.record import RunRecord
+from launcher.runs.run_folder import RunFolder, run_folder, run_folders
 from launcher.start import attach, launch, recorder, restart
 from launcher.start.replace_hosts import Problems, unusable_hosts
 from launcher.start.restart import restart_until_done, turn_kept_for_restart

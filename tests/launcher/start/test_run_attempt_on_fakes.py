@@ -16,7 +16,7 @@ from launcher.follow.detach import is_taken_care_of
 from launcher.follow.node_watcher import NodeWatcher
 from launcher.outcomes import RunState
 from launcher.plan.plan import Plan
-from launcher.runs import record
+from launcher.runs import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt
 from launcher.start.run_attempt import where_time_went
@@ -55,7 +55,7 @@ def test_a_sanity_run_is_taken_care_of_only_until_it_ends(fake_cluster: Make) ->
     for host in cluster:
         host.on_start = lambda node: node.end(0)
     _, _, err = cluster.ddpctl("sanity", cluster.hosts_file)
-    [folder] = record.run_folders()
+    [folder] = run_folder.run_folders()
     assert folder.load().state is RunState.SUCCEEDED, err
     assert not is_taken_care_of(folder)
 
@@ -183,7 +183,7 @@ def test_the_exit_hook_runs_with_the_outcome_although_the_disk_filled_during_the
         )
 
     def fill_and_fail(node: FakeNode) -> None:
-        monkeypatch.setattr(record, "write_atomically", full)
+        monkeypatch.setattr(run_folder, "write_atomically", full)
         node.end(1)
 
     cluster.hosts["gpu0"].on_start = fill_and_fail

@@ -30,7 +30,8 @@ from launcher.own_folders import locked
 from launcher.plan.build import PlanInputs
 from launcher.plan.launch_options import LaunchOptions
 from launcher.run_id import new_run_id
-from launcher.runs.record import RunFolder, RunRecord
+from launcher.runs.record import RunRecord
+from launcher.runs.run_folder import RunFolder
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import try_each
 from launcher.start import attach, recorder, waiting_line

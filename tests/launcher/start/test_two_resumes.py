@@ -24,7 +24,7 @@ from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
 from launcher.plan.launch_options import LaunchOptions
-from launcher.runs.record import run_folder
+from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import attach, start_nodes
 from launcher.start.request import Request

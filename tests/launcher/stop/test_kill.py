@@ -21,7 +21,7 @@ from launcher.errors import CommandTimeout, HostUnreachable, PreflightError
 from launcher.follow.detach import take_care, taking_care
 from launcher.hosts import Host
 from launcher.own_folders import state_home
-from launcher.runs.record import run_folder
+from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.stop import choose_runs, inventory, kill, stop_run
 from launcher.stop.choose_runs import HostedRun

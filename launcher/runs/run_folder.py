@@ -13,13 +13,7 @@ from pathlib import Path
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, Host, dump, load
 from ..outcomes import RunState
-from ..own_folders import (
-    is_locked,
-    make_folder,
-    read_record,
-    state_home,
-    write_atomically,
-)
+from ..own_folders import is_locked, make_folder, read_record, state_home, write_atomically
 from ..run_id import is_run_id
 from ..terminal.console import Console
 from .record import VERSION, RunRecord, document, record_in

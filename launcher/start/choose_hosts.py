@@ -13,8 +13,8 @@ from ..ssh.many import by_name, try_each
 from ..terminal.console import Console
 from ..text import counted, names
 from .claim_gpus import in_the_way, list_claims
+from .planned_attempt import PlannedAttempt
 from .request import Request
-from .start_nodes import PlannedAttempt
 from .waiting_line import Refused
 
 

@@ -16,7 +16,8 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
 from ..terminal.console import Console
 from ..text import counted
-from .start_nodes import PlannedAttempt, create_nodes, remove_nodes
+from .planned_attempt import PlannedAttempt
+from .start_nodes import create_nodes, remove_nodes
 
 Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]
 LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided

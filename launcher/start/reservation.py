@@ -13,7 +13,7 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
-from .start_nodes import PlannedAttempt
+from .planned_attempt import PlannedAttempt
 
 RESERVE = load_script(__file__, "reserve_attempt.sh")
 CANCEL = load_script(__file__, "cancel_reservation.sh")

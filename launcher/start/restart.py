@@ -24,6 +24,7 @@ from ..ssh.script_files import load_script
 from ..supervisor.restart_rule import PAUSES_BY_LAUNCHER, without_progress
 from ..terminal.console import Console
 from ..text import duration
+from .planned_attempt import PlannedAttempt
 from .replace_hosts import (
     NextHosts,
     Problems,
@@ -34,7 +35,6 @@ from .replace_hosts import (
 )
 from .request import Request
 from .run_attempt import run_attempt
-from .start_nodes import PlannedAttempt
 from .tickets import Tickets
 
 PATIENCE = (10.0, 30.0, 60.0)  # seconds to wait before each new look at missing hosts

@@ -3,16 +3,11 @@
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from dataclasses import asdict
 from typing import Any
 
-from ..engines.base import Engine
-from ..engines.choose import engine_of
-from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import NodeStatus
 from ..errors import UsageError
-from ..plan.plan import NodePlan, Plan
 from ..plan.supervisor_spec import BUNDLE, supervisor_spec
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
@@ -20,51 +15,10 @@ from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted
 from .fill_node_folders import fill_folders, supervisor_file
+from .planned_attempt import PlannedAttempt
 
 REMOVE = load_script(__file__, "remove_attempt.sh")
 UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training to lose yet
-
-
-@dataclass(frozen=True)
-class PlannedAttempt:
-    """A plan with the connections to its hosts, in rank order."""
-
-    plan: Plan
-    connections: Sequence[HostConnection]
-
-    @cached_property
-    def node_plans(self) -> Mapping[HostConnection, NodePlan]:
-        return dict(zip(self.connections, self.plan.nodes, strict=True))
-
-    @cached_property
-    def resources(self) -> Mapping[HostConnection, frozenset[str]]:
-        """What no other run may use on each host: its GPUs and, on node 0, the master port."""
-        return {
-            connection: self.plan.resources(node_plan)
-            for connection, node_plan in self.node_plans.items()
-        }
-
-    @cached_property
-    def handle(self) -> AttemptHandle:
-        """The handles of the attempt's nodes, for code that acts on the nodes."""
-        name = self.plan.engine.name
-        members = (
-            NodeHandle(connection, engine_of(connection, name), node_plan.place)
-            for connection, node_plan in self.node_plans.items()
-        )
-        return AttemptHandle(tuple(members))
-
-    def engine(self, connection: HostConnection) -> Engine:
-        return self.handle.by_connection[connection].engine
-
-    def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
-        """Return the status of the host's node in each attempt.
-
-        Omits tickets, because callers stop and remove what this returns.
-        """
-        listed = self.engine(connection).nodes(self.plan.run_id)
-        rank = self.node_plans[connection].node_rank
-        return [status for status in listed if status.node_rank == rank and not status.is_ticket]
 
 
 def create_nodes(

@@ -25,12 +25,9 @@ from launcher.plan.plan import Plan
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import each_node
 from launcher.start.claim_gpus import claim_gpus
+from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
-from launcher.start.start_nodes import (
-    PlannedAttempt,
-    remove_nodes,
-    start_nodes,
-)
+from launcher.start.start_nodes import remove_nodes, start_nodes
 from launcher.terminal.console import Console
 
 Party = tuple[Plan, list[HostConnection]]

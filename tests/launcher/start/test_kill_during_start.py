@@ -19,8 +19,8 @@ from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.ssh.host_connection import connected
 from launcher.start import claim_gpus, launch, run_attempt, start_nodes, waiting_line
+from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
-from launcher.start.start_nodes import PlannedAttempt
 from launcher.start.tickets import Tickets
 from launcher.stop.stop_run import MARK_CANCELLED, Stop
 

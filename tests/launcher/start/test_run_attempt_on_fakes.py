@@ -19,8 +19,8 @@ from launcher.plan.plan import Plan
 from launcher.runs import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt
+from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.run_attempt import where_time_went
-from launcher.start.start_nodes import PlannedAttempt
 
 Make = Callable[..., FakeCluster]
 ERROR = "ValueError: bad label 1000"

@@ -42,10 +42,11 @@ from launcher.start.check_push_plan import CheckedHosts
 from launcher.start.choose_hosts import choose_hosts
 from launcher.start.claim_gpus import Claims, claim_gpus, in_the_way, list_claims
 from launcher.start.fill_node_folders import fill_folders
+from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
-from launcher.start.start_nodes import PlannedAttempt, start_nodes
+from launcher.start.start_nodes import start_nodes
 from launcher.start.tickets import Tickets
 from launcher.start.waiting_line import PlaceInLine
 from launcher.stop.stop_run import Stop

@@ -26,10 +26,10 @@ from ..text import counted
 from .check_push_plan import check, make_plan, push
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
-from .claim_gpus import claim_gpus
 from .planned_attempt import PlannedAttempt
 from .request import Request
 from .reservation import Reservation
+from .settle_with_rivals import claim_gpus
 from .start_nodes import remove_nodes, require_ended, start_nodes
 from .tickets import Tickets
 from .waiting_line import PlaceInLine, Refused

@@ -19,9 +19,9 @@ from ..ssh.background import LONGEST_WAIT
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..terminal.console import Console
-from .claim_gpus import Claims, list_claims
 from .planned_attempt import PlannedAttempt
 from .reservation import raise_if_cancelled
+from .settle_with_rivals import Claims, list_claims
 
 RENEW = LEASE / 3  # the age in seconds at which a ticket is renewed
 KEEP = LEASE / 6  # seconds between renewals in the background

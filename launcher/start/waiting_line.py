@@ -19,9 +19,9 @@ from ..outcomes import Outcome, RunState
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
-from .claim_gpus import in_the_way
 from .planned_attempt import PlannedAttempt
 from .request import Request
+from .settle_with_rivals import in_the_way
 from .tickets import Tickets, remove_tickets
 
 POLL = 5.0  # seconds between checks of the hosts

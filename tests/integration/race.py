@@ -24,9 +24,9 @@ from launcher.plan.launch_options import LaunchOptions
 from launcher.plan.plan import Plan
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import each_node
-from launcher.start.claim_gpus import claim_gpus
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
+from launcher.start.settle_with_rivals import claim_gpus
 from launcher.start.start_nodes import remove_nodes, start_nodes
 from launcher.terminal.console import Console
 

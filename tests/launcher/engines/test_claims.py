@@ -101,7 +101,7 @@ Wants = dict[int, frozenset[int]]  # GPUs by host
 
 
 def launching(world: World, run_id: str, since: int, wants: Wants) -> Iterator[str]:
-    """start/claim_gpus.py without its effects; each step may be followed by a step of another."""
+    """start/settle_with_rivals.py without its effects; each step may be followed by a step of another."""
     key = (float(since), run_id)
     for host, gpus in wants.items():
         yield "create"

@@ -18,7 +18,7 @@ from launcher.engines.process import Processes
 from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.ssh.host_connection import connected
-from launcher.start import claim_gpus, launch, run_attempt, start_nodes, waiting_line
+from launcher.start import launch, run_attempt, settle_with_rivals, start_nodes, waiting_line
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.tickets import Tickets
@@ -31,7 +31,7 @@ MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "save_pending"),
     "recorded": (run_attempt, "for_hosts"),
     "filled": (start_nodes, "supervisor_spec"),
-    "created": (claim_gpus, "_settle_with_rivals"),
+    "created": (settle_with_rivals, "_settle_with_rivals"),
     "starting": (None, "start"),  # of the engine
 }
 ENGINES = {"docker": Docker, "process": Processes}

@@ -35,17 +35,17 @@ from launcher.runs.run_folder import RunFolder
 from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import try_each
 from launcher.start import attach, recorder, waiting_line
-from launcher.start import claim_gpus as claim_gpus_module
 from launcher.start import run_attempt as run_attempt_module
+from launcher.start import settle_with_rivals as settle_module
 from launcher.start import start_nodes as start_nodes_module
 from launcher.start.check_push_plan import CheckedHosts
 from launcher.start.choose_hosts import choose_hosts
-from launcher.start.claim_gpus import Claims, claim_gpus, in_the_way, list_claims
 from launcher.start.fill_node_folders import fill_folders
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
+from launcher.start.settle_with_rivals import Claims, claim_gpus, in_the_way, list_claims
 from launcher.start.start_nodes import start_nodes
 from launcher.start.tickets import Tickets
 from launcher.start.waiting_line import PlaceInLine
@@ -830,7 +830,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
     undecided = cluster.launch("--detach")[1].strip()
     cluster.nodes[0].state = "created"
     given = load(cluster.hosts_file)
-    monkeypatch.setattr(claim_gpus_module, "LEASE", 0.0)
+    monkeypatch.setattr(settle_module, "LEASE", 0.0)
     with connected(given.hosts) as connections:
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
@@ -881,7 +881,7 @@ def test_ctrl_c_ends_a_launch_that_looks_at_an_undecided_rival(
 
     real_sleep = Interrupts.sleep
     monkeypatch.setattr(Interrupts, "sleep", sleep)
-    monkeypatch.setattr(claim_gpus_module, "LEASE", 1.0)
+    monkeypatch.setattr(settle_module, "LEASE", 1.0)
     options, run_id = LaunchOptions(check=False), new_run_id("own")
     with pytest.raises(KeyboardInterrupt):
         run_attempt(Request(load(cluster.hosts_file), options, run_id, since=1.0), Console())
@@ -938,7 +938,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         )
 
     monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
-    monkeypatch.setattr("launcher.start.claim_gpus._settle_with_rivals", lose_first)
+    monkeypatch.setattr("launcher.start.settle_with_rivals._settle_with_rivals", lose_first)
     code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
     assert code == 0, err
     assert chosen == [["gpu0"], ["gpu1"]]
@@ -987,7 +987,7 @@ def test_a_run_that_has_waited_runs_the_code_that_was_pushed_last(
         (code / "gone.py").unlink()
         return [PreflightError("another run was faster", host="gpu0")]
 
-    monkeypatch.setattr("launcher.start.claim_gpus._settle_with_rivals", lose_once)
+    monkeypatch.setattr("launcher.start.settle_with_rivals._settle_with_rivals", lose_once)
     if removal_fails:
         monkeypatch.setattr("launcher.start.start_nodes.REMOVE", "exit 1")
     flags = ("--no-check", "--wait", "--workdir", str(code))
@@ -1017,7 +1017,7 @@ def test_a_try_of_a_later_attempt_keeps_what_the_run_has_written_to_its_workspac
         tries.append((workspace / "written").exists())
         return [PreflightError("another run was faster", host="gpu0")] if len(tries) == 1 else []
 
-    monkeypatch.setattr("launcher.start.claim_gpus._settle_with_rivals", lose_once)
+    monkeypatch.setattr("launcher.start.settle_with_rivals._settle_with_rivals", lose_once)
     code, _, err = cluster.ddpctl("resume")
     assert code == 0, err
     assert tries == [True, True]

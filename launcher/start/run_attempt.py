@@ -29,8 +29,8 @@ from .choose_hosts import choose_hosts
 from .planned_attempt import PlannedAttempt
 from .request import Request
 from .reservation import Reservation
-from .settle_with_rivals import claim_gpus
-from .start_nodes import remove_nodes, require_ended, start_nodes
+from .settle_with_rivals import settle_with_rivals
+from .start_nodes import create_nodes, remove_nodes, require_ended, start_nodes
 from .tickets import Tickets
 from .waiting_line import PlaceInLine, Refused
 
@@ -106,10 +106,14 @@ class Starter:
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
-                # creating the nodes claims their GPUs
-                if reasons := claim_gpus(planned, env, run_json, console, self.interrupts.sleep):
-                    choose_again = len(chosen) < len(self.connections)
-                    return Refused(planned, reasons, choose_again)
+                with console.step(f"creating {counted(plan.nnodes, 'node')}"):
+                    # a created node claims its GPUs
+                    create_nodes(planned, env, run_json, stop_earlier=request.by == "restart")
+                    reasons = settle_with_rivals(planned, self.interrupts.sleep)
+                if reasons:
+                    remove_nodes(planned, console, folders=True)
+                    may_choose = len(chosen) < len(self.connections)
+                    return Refused(planned, reasons, choose_again=may_choose)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
             self.record_start(request, planned, record)

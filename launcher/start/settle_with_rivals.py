@@ -1,12 +1,8 @@
-"""Claim an attempt's GPUs on all hosts, by the rules in engines.claims.
-
-The created nodes are the claim: every other launch reads from their labels which GPUs they use.
-"""
+"""Settle with the other runs that claim an attempt's GPUs, by the rules in engines/claims.py."""
 
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from ..engines.choose import claims_on, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
@@ -14,41 +10,19 @@ from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError, PreflightError
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
-from ..terminal.console import Console
-from ..text import counted
 from .planned_attempt import PlannedAttempt
-from .start_nodes import create_nodes, remove_nodes
 
 Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]
 LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided
 
 
-def claim_gpus(
-    planned: PlannedAttempt,
-    user_env: Mapping[str, str],
-    run_json: Mapping[str, Any],
-    console: Console,
-    sleep: Callable[[float], None] = time.sleep,
-) -> list[DdpctlError]:
-    """Create the nodes on all hosts. Return an error for each rival that comes first.
-
-    If there is one, first removes all nodes. After an exception, the caller must remove the nodes.
-    user_env, run_json: see `create_nodes`. sleep: called between looks at undecided rivals.
-    """
-    with console.step(f"creating {counted(planned.plan.nnodes, 'node')}"):
-        create_nodes(planned, user_env, run_json)
-        reasons = _settle_with_rivals(planned, sleep)
-    if reasons:
-        remove_nodes(planned, console, folders=True)
-    return reasons
-
-
-def _settle_with_rivals(
-    planned: PlannedAttempt, sleep: Callable[[float], None]
+def settle_with_rivals(
+    planned: PlannedAttempt, sleep: Callable[[float], None] = time.sleep
 ) -> list[DdpctlError]:
     """Wait until a rival is ahead of this run or none is undecided. Return an error for each one ahead.
 
-    Removes what dead launches left on the hosts. After LEASE, undecided rivals count as ahead.
+    Call this after the nodes are created, and before they start. Removes what dead launches left on
+    the hosts. After LEASE, undecided rivals count as ahead.
     """
     plan, resources = planned.plan, planned.resources
     sharing = [connection for connection in resources if resources[connection]]

@@ -22,12 +22,16 @@ UNDO_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL; there is no training 
 
 
 def create_nodes(
-    planned: PlannedAttempt, user_env: Mapping[str, str], run_json: Mapping[str, Any]
+    planned: PlannedAttempt,
+    user_env: Mapping[str, str],
+    run_json: Mapping[str, Any],
+    *,
+    stop_earlier: bool = False,
 ) -> None:
     """Fill the nodes' folders and then create the nodes on all hosts, without starting the nodes.
 
-    First removes the nodes of earlier attempts. A restart also stops them; a resume raises UsageError
-    if one is running or may start. user_env: the variables that the user sets, which may be secret.
+    First removes the nodes of earlier attempts. Raises UsageError if one is running or may start,
+    unless `stop_earlier` is set. user_env: the variables that the user sets, which may be secret.
     run_json: the content of the hosts' run.json.
     """
     plan, token = planned.plan, secrets.token_hex(32)
@@ -37,7 +41,7 @@ def create_nodes(
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
             earlier = planned.nodes_on(connection)
-            if not plan.past_restarts:  # it is a resume; a restart stops what is still running
+            if not stop_earlier:
                 require_ended(earlier)
             for status in earlier:
                 engine.stop(status, plan.job.stop_timeout)

@@ -26,8 +26,8 @@ from launcher.ssh.host_connection import HostConnection, connected
 from launcher.ssh.many import each_node
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
-from launcher.start.settle_with_rivals import claim_gpus
-from launcher.start.start_nodes import remove_nodes, start_nodes
+from launcher.start.settle_with_rivals import settle_with_rivals
+from launcher.start.start_nodes import create_nodes, remove_nodes, start_nodes
 from launcher.terminal.console import Console
 
 Party = tuple[Plan, list[HostConnection]]
@@ -97,7 +97,9 @@ def race(
     barrier.wait()
     console = Console(quiet=True)
     planned = PlannedAttempt(plan, connections)
-    if claim_gpus(planned, {}, {}, console):
+    create_nodes(planned, {}, {})
+    if settle_with_rivals(planned):
+        remove_nodes(planned, console, folders=True)
         return None
     start_nodes(planned, {}, console)
     return plan.run_id

@@ -15,10 +15,9 @@ from fakes import FakeCluster, FakeNode
 
 from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
-from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.ssh.host_connection import connected
-from launcher.start import launch, run_attempt, settle_with_rivals, start_nodes, waiting_line
+from launcher.start import launch, run_attempt, start_nodes, waiting_line
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.tickets import Tickets
@@ -31,7 +30,7 @@ MOMENTS = {  # where the kill comes in: just before this is called
     "reserved": (Request, "save_pending"),
     "recorded": (run_attempt, "for_hosts"),
     "filled": (start_nodes, "supervisor_spec"),
-    "created": (settle_with_rivals, "_settle_with_rivals"),
+    "created": (run_attempt, "settle_with_rivals"),
     "starting": (None, "start"),  # of the engine
 }
 ENGINES = {"docker": Docker, "process": Processes}
@@ -150,7 +149,7 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
 @pytest.mark.parametrize(
     ("owner", "step"),
     [
-        (run_attempt, "claim_gpus"),
+        (run_attempt, "create_nodes"),
         (run_attempt, "start_nodes"),
         (run_attempt.Starter, "record_start"),
         (waiting_line.PlaceInLine, "kept_for_restart"),
@@ -195,17 +194,17 @@ def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
 
     cluster.hosts["gpu0"].on_start = loses_a_gpu
     cluster.hosts["spare0"].on_start = lambda node: node.end(0)
-    create = run_attempt.claim_gpus
+    create = run_attempt.create_nodes
 
-    def kill_and_create(planned: PlannedAttempt, *more: Any) -> list[DdpctlError]:
+    def kill_and_create(planned: PlannedAttempt, *more: Any, **named: Any) -> None:
         if planned.plan.attempt == 2:
             assert [connection.name for connection in planned.connections] == ["spare0"]
             with connected([Host("gpu0")]) as [former]:
                 assert not Stop(RUN, "docker", 1.0, ()).on_host(former).left
-        return create(planned, *more)
+        create(planned, *more, **named)
 
     monkeypatch.setattr("launcher.start.restart.PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
-    monkeypatch.setattr(run_attempt, "claim_gpus", kill_and_create)
+    monkeypatch.setattr(run_attempt, "create_nodes", kill_and_create)
     code, _, err = cluster.launch()
     assert code == 7 and "was killed while it was restarting" in err, err
     assert left(cluster) == []

@@ -45,8 +45,13 @@ from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
-from launcher.start.settle_with_rivals import Claims, claim_gpus, in_the_way, list_claims
-from launcher.start.start_nodes import start_nodes
+from launcher.start.settle_with_rivals import (
+    Claims,
+    in_the_way,
+    list_claims,
+    settle_with_rivals,
+)
+from launcher.start.start_nodes import create_nodes, remove_nodes, start_nodes
 from launcher.start.tickets import Tickets
 from launcher.start.waiting_line import PlaceInLine
 from launcher.stop.stop_run import Stop
@@ -112,6 +117,14 @@ def unchecked(
     return CheckedHosts(connections, gather(connections))
 
 
+def claim(planned: PlannedAttempt) -> list[DdpctlError]:
+    """Create the nodes. If rivals come first, remove the nodes and return an error for each rival."""
+    create_nodes(planned, {}, {})
+    if reasons := settle_with_rivals(planned):
+        remove_nodes(planned, Console(quiet=True), folders=True)
+    return reasons
+
+
 def end_all(nodes: list[FakeNode]) -> None:
     for node in nodes:
         node.end(0)
@@ -162,7 +175,7 @@ def test_of_pairs_that_race_one_starts_and_the_other_leaves_nothing(make: Make) 
             plan = wanted.plan(PlanInputs(gather(connections), ("i",) * len(hosts)))
             barrier.wait()
             planned = PlannedAttempt(plan, connections)
-            if claim_gpus(planned, {}, {}, Console(quiet=True)):
+            if claim(planned):
                 return None
             start_nodes(planned, {}, Console(quiet=True))
             return plan.run_id
@@ -221,7 +234,7 @@ def test_a_wait_in_which_each_chosen_host_is_lost_ends_after_its_duration(
         assert time.monotonic() < end, "it waits for ever"
         return [PreflightError("another run was faster", host="gpu0")]
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", refuse)
     code, _, err = cluster.launch("--nodes", "1", "--wait-limit", "1s")
     assert code == 3, err
     assert "gpu0: another run was faster; gave up waiting" in err
@@ -284,7 +297,7 @@ def test_on_exit_gets_the_exit_code_of_a_start_that_fails(
     def claim(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", claim)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", claim)
     note = 'echo "$DDPCTL_STATE $DDPCTL_EXIT_CODE" > note'
     code = cluster.launch("--on-exit", note)[0]
     assert (cluster.folder / "note").read_text() == f"{noted}\n" and noted.endswith(f" {code}")
@@ -328,7 +341,7 @@ def restart_left_in_line(
 
     def refuse_restart(planned: PlannedAttempt, *more: Any) -> list[DdpctlError]:
         if planned.plan.attempt == 1:
-            return claim_gpus(planned, *more)
+            return settle_with_rivals(planned, *more)
         return [PreflightError("another run was faster", host="gpu0")]
 
     renew = Tickets.renew
@@ -339,7 +352,7 @@ def restart_left_in_line(
         return {}, dict.fromkeys(listed, PreflightError("another run was faster"))
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_attempt_module, "claim_gpus", refuse_restart)
+        patch.setattr(run_attempt_module, "settle_with_rivals", refuse_restart)
         patch.setattr(Tickets, "renew", leave)
         return cluster, cluster.launch("--wait")[0]
 
@@ -765,7 +778,7 @@ def test_ctrl_c_while_hosts_are_claimed_ends_a_wait_for_any_host(
         signal.raise_signal(signal.SIGINT)
         return [PreflightError("taken", "wait", host="gpu0")]
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", refuse)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", refuse)
     code, _, err = cluster.launch("--wait", "--nodes", "1")
     assert code == 130, err
     assert cluster.record["state"] == "CANCELLED"
@@ -780,7 +793,7 @@ def test_ctrl_c_during_a_detached_start_is_not_swallowed_but_the_run_goes_on(
     def claim(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", claim)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", claim)
     monkeypatch.setattr(run_attempt_module, "start_nodes", lambda *_: None)
     code, run_id, err = cluster.launch("--detach")
     assert code == 130 and "detached; to follow the run again, run `ddpctl attach" in err
@@ -819,7 +832,7 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         planned = PlannedAttempt(plan, connections)
         [member] = planned.handle.members
         member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
-        assert claim_gpus(planned, {}, {}, Console(quiet=True))
+        assert claim(planned)
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 
 
@@ -837,7 +850,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         planned = PlannedAttempt(plan, connections)
         ahead, _ = in_the_way(planned, *list_claims(planned))
         assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
-        reasons = claim_gpus(planned, {}, {}, Console(quiet=True))
+        reasons = claim(planned)
     assert reasons and undecided in str(reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}
 
@@ -902,9 +915,9 @@ def test_a_run_that_loses_its_turn_keeps_its_place_and_its_time_of_request(
         asked_at.add(planned.plan.since)
         if len(listed) < 3:
             return [PreflightError("another run was faster", host="gpu0")]
-        return claim_gpus(planned, *more)
+        return settle_with_rivals(planned, *more)
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten_twice)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", beaten_twice)
     monkeypatch.setattr(run_attempt_module, "QUIET_BEFORE", 0.0)
     monkeypatch.setattr(run_attempt_module, "SHORTEST", 0.0)
     code, _, err = cluster.launch("--wait")
@@ -938,7 +951,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         )
 
     monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
-    monkeypatch.setattr("launcher.start.settle_with_rivals._settle_with_rivals", lose_first)
+    monkeypatch.setattr("launcher.start.run_attempt.settle_with_rivals", lose_first)
     code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
     assert code == 0, err
     assert chosen == [["gpu0"], ["gpu1"]]
@@ -955,11 +968,11 @@ def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
 
     def beaten(planned: PlannedAttempt, *more: Any) -> list[DdpctlError]:
         if planned.connections[0].name == "gpu1":
-            return claim_gpus(planned, *more)
+            return settle_with_rivals(planned, *more)
         cluster.hosts["gpu0"].reachable = False
         return [PreflightError("another run was faster", host="gpu0")]
 
-    monkeypatch.setattr(run_attempt_module, "claim_gpus", beaten)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", beaten)
     code, _, err = cluster.launch("--nodes", "1", "--wait")
     assert code == 0, err
     assert "the run uses gpu0" in err and "the run uses gpu1" in err and "waits" not in err
@@ -987,7 +1000,7 @@ def test_a_run_that_has_waited_runs_the_code_that_was_pushed_last(
         (code / "gone.py").unlink()
         return [PreflightError("another run was faster", host="gpu0")]
 
-    monkeypatch.setattr("launcher.start.settle_with_rivals._settle_with_rivals", lose_once)
+    monkeypatch.setattr("launcher.start.run_attempt.settle_with_rivals", lose_once)
     if removal_fails:
         monkeypatch.setattr("launcher.start.start_nodes.REMOVE", "exit 1")
     flags = ("--no-check", "--wait", "--workdir", str(code))
@@ -1017,7 +1030,7 @@ def test_a_try_of_a_later_attempt_keeps_what_the_run_has_written_to_its_workspac
         tries.append((workspace / "written").exists())
         return [PreflightError("another run was faster", host="gpu0")] if len(tries) == 1 else []
 
-    monkeypatch.setattr("launcher.start.settle_with_rivals._settle_with_rivals", lose_once)
+    monkeypatch.setattr("launcher.start.run_attempt.settle_with_rivals", lose_once)
     code, _, err = cluster.ddpctl("resume")
     assert code == 0, err
     assert tries == [True, True]

@@ -1,5 +1,4 @@
 """Engines, which run the nodes of runs on a host: Docker, Podman, Apptainer or plain processes.
 
-To add an engine, write a class that satisfies `base.Engine` in a new file and add a line to
-`choose.ENGINES`.
+To add an engine, write a subclass of `base.Engine` in a new file and add a line to `choose.ENGINES`.
 """

@@ -1,12 +1,13 @@
-"""The interface of an engine, which runs the nodes of runs on one host.
+"""What every engine does: it runs the nodes of runs on one host.
 
-Code outside this package uses engines only through this interface. An engine without containers
-inherits the default methods for containers and images.
+Code outside this package uses engines only through this class. An engine without containers
+inherits the methods for containers and images.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from ..plan.plan import Container, EngineTraits, NodePlan, Place
 from ..ssh.host_connection import HostConnection
@@ -27,7 +28,7 @@ class NodeListing:
     unreadable: Sequence[str]
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Runs nodes on one host. Every method may raise a DdpctlError."""
 
     traits: ClassVar[EngineTraits]
@@ -41,6 +42,7 @@ class Engine(Protocol):
 
     # Nodes of runs
 
+    @abstractmethod
     def create(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         """Create the node without starting it.
 
@@ -48,9 +50,11 @@ class Engine(Protocol):
         container gets them here, a process only in `start`.
         """
 
+    @abstractmethod
     def start(self, node: NodePlan, user_env: Mapping[str, str]) -> None:
         """Start a node that was created with the same `user_env`."""
 
+    @abstractmethod
     def wait(self, place: Place) -> NodeStatus:
         """Wait until the node's supervisor has ended.
 
@@ -58,6 +62,7 @@ class Engine(Protocol):
         waiting too early, `alive` is true.
         """
 
+    @abstractmethod
     def listing(self, run_id: str | None = None) -> NodeListing:
         """List the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
 
@@ -82,24 +87,30 @@ class Engine(Protocol):
         """
         return self.nodes()
 
+    @abstractmethod
     def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a ticket, which `nodes` and `claims` report as a node in state `waiting`."""
 
+    @abstractmethod
     def withdraw(self, status: NodeStatus) -> bool:
         """Remove a ticket or an unstarted node. Return False if the node has started after all."""
 
+    @abstractmethod
     def using(self, folder: str) -> Sequence[NodeStatus]:
         """Return the nodes on this host that use anything below `folder`.
 
         An engine may add the tickets of launches that have died.
         """
 
+    @abstractmethod
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         """Start a command with the node's environment, with empty input unless `stdin` is set."""
 
+    @abstractmethod
     def stop(self, status: NodeStatus, timeout: float) -> None:
         """Send SIGTERM and, after `timeout` seconds, SIGKILL. Do nothing if the node has ended."""
 
+    @abstractmethod
     def remove(self, status: NodeStatus) -> None:
         """Delete a stopped node but keep its folders."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import pytest
 
@@ -16,17 +15,10 @@ from launcher.engines.status import NodeStatus
 from launcher.errors import UsageError
 from launcher.hosts import Host
 from launcher.hosts.schema import SCHEMA
-from launcher.plan.plan import EngineTraits
 from launcher.ssh.host_connection import HostConnection
 
 LOCAL = HostConnection(Host("local"))
 REMOTE = HostConnection(Host("gpu1"))
-
-
-class Plain(Engine):
-    """A new engine: one class. It runs anywhere, without containers."""
-
-    traits: ClassVar = EngineTraits("plain", in_container=False)
 
 
 def names(engines: Sequence[Engine]) -> list[str]:
@@ -80,11 +72,8 @@ def test_a_host_that_is_asked_about_one_run_is_not_believed_about_others(
     assert nodes_on(REMOTE, "docker") == listed
 
 
-def test_an_engine_without_containers_inherits_plain_answers_about_images(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(choose.ENGINES, "plain", f"{__name__}:Plain")
-    engine = engine_of(REMOTE, "plain")
+def test_an_engine_without_containers_inherits_plain_answers_about_images() -> None:
+    engine = engine_of(REMOTE, "process")
     assert engine.engine_info("any:1") is None
     assert (engine.python_in_image("any:1"), engine.mounted()) == ((), frozenset())
 

@@ -115,6 +115,7 @@ def start_somewhere(
     nnodes, folder = len(base.earlier.by_hand.nodes), base.folder
     rejected: Problems = {}
     patience = iter(PATIENCE)
+    sleep = tickets.sleep if tickets else time.sleep  # with tickets, `kill` ends the wait
     while True:
         with console.step("asking which hosts can be used"):
             unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
@@ -122,7 +123,7 @@ def start_somewhere(
         if choice.missing and (wait := next(patience, None)) is not None:
             for line in lines(choice.missing):
                 console.say(f"{line}; looking again in {duration(wait)}")
-            (tickets or time).sleep(wait)
+            sleep(wait)
             rejected = {}
             continue
         if choice.missing:

@@ -90,8 +90,9 @@ class Starter:
             # never removed, and failed checks must not use up the attempt.
             self.reservation.take(self.connections, console)
             return chosen
+        is_restart = request.by == "restart"
         # prepare spares too, so that a later restart can use them at once
-        to_prepare = () if request.by == "restart" else request.cluster.spares
+        to_prepare = () if is_restart else request.cluster.spares
         request = request.on(chosen)
         with connected(to_prepare) as spares:
             checked = check(request, chosen, spares, console)
@@ -102,18 +103,15 @@ class Starter:
         if request.earlier:
             report_changes(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
-        env, run_json = user_env(request.cluster.job), for_hosts(record)
+        env = user_env(request.cluster.job)
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
             with removed_on_failure(planned, self.reservation, console):
-                with console.step(f"creating {counted(plan.nnodes, 'node')}"):
-                    # a created node claims its GPUs
-                    create_nodes(planned, env, run_json, stop_earlier=request.by == "restart")
-                    reasons = settle_with_rivals(planned, self.interrupts.sleep)
-                if reasons:
+                create_nodes(planned, env, for_hosts(record), console, stop_earlier=is_restart)
+                if reasons := settle_with_rivals(planned, console, self.interrupts.sleep):
                     remove_nodes(planned, console, folders=True)
-                    may_choose = len(chosen) < len(self.connections)
-                    return Refused(planned, reasons, choose_again=may_choose)
+                    choose_again = len(chosen) < len(self.connections)
+                    return Refused(planned, reasons, choose_again)
                 self.reservation.raise_if_killed(planned, console)
                 start_nodes(planned, env, console)
             self.record_start(request, planned, record)

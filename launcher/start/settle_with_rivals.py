@@ -10,6 +10,7 @@ from ..engines.status import LEASE, ContainerState, NodeStatus
 from ..errors import DdpctlError, PreflightError
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import each_node, try_each
+from ..terminal.console import Console
 from .planned_attempt import PlannedAttempt
 
 Claims = tuple[dict[HostConnection, list[NodeStatus]], dict[HostConnection, DdpctlError]]
@@ -17,7 +18,7 @@ LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided
 
 
 def settle_with_rivals(
-    planned: PlannedAttempt, sleep: Callable[[float], None] = time.sleep
+    planned: PlannedAttempt, console: Console, sleep: Callable[[float], None] = time.sleep
 ) -> list[DdpctlError]:
     """Wait until a rival is ahead of this run or none is undecided. Return an error for each one ahead.
 
@@ -40,15 +41,16 @@ def settle_with_rivals(
                     listed.append(dataclasses.replace(rival, state=ContainerState.REMOVING))
         return listed
 
-    while True:
-        rivals_there = each_node(sharing, rivals_after_cleanup)
-        late = time.monotonic() > deadline
-        _, reasons = _ahead(planned, rivals_there, resources, or_undecided=late)
-        if reasons:
-            return reasons
-        if not any(undecided(rival) for here in rivals_there.values() for rival in here):
-            return []
-        sleep(LOOK_AGAIN)
+    with console.step("asking about other runs"):
+        while True:
+            rivals_there = each_node(sharing, rivals_after_cleanup)
+            late = time.monotonic() > deadline
+            _, reasons = _ahead(planned, rivals_there, resources, or_undecided=late)
+            if reasons:
+                return reasons
+            if not any(undecided(rival) for here in rivals_there.values() for rival in here):
+                return []
+            sleep(LOOK_AGAIN)
 
 
 def list_claims(planned: PlannedAttempt) -> Claims:

@@ -25,10 +25,11 @@ def create_nodes(
     planned: PlannedAttempt,
     user_env: Mapping[str, str],
     run_json: Mapping[str, Any],
+    console: Console,
     *,
     stop_earlier: bool = False,
 ) -> None:
-    """Fill the nodes' folders and then create the nodes on all hosts, without starting the nodes.
+    """Fill the nodes' folders and then create the nodes on all hosts, which claims their GPUs.
 
     First removes the nodes of earlier attempts. Raises UsageError if one is running or may start,
     unless `stop_earlier` is set. user_env: the variables that the user sets, which may be secret.
@@ -52,9 +53,10 @@ def create_nodes(
     def create(connection: HostConnection) -> None:
         planned.engine(connection).create(planned.node_plans[connection], user_env)
 
-    each_node(planned.connections, fill)
-    # only now, because a slow host must not use up the time within which the nodes have to start (LEASE)
-    each_node(planned.connections, create)
+    with console.step(f"creating {counted(plan.nnodes, 'node')}"):
+        each_node(planned.connections, fill)
+        # only now, because a slow host must not use up the time within which nodes have to start (LEASE)
+        each_node(planned.connections, create)
 
 
 def require_ended(earlier: Sequence[NodeStatus]) -> None:

@@ -97,8 +97,8 @@ def race(
     barrier.wait()
     console = Console(quiet=True)
     planned = PlannedAttempt(plan, connections)
-    create_nodes(planned, {}, {})
-    if settle_with_rivals(planned):
+    create_nodes(planned, {}, {}, console)
+    if settle_with_rivals(planned, console):
         remove_nodes(planned, console, folders=True)
         return None
     start_nodes(planned, {}, console)

@@ -119,9 +119,10 @@ def unchecked(
 
 def claim(planned: PlannedAttempt) -> list[DdpctlError]:
     """Create the nodes. If rivals come first, remove the nodes and return an error for each rival."""
-    create_nodes(planned, {}, {})
-    if reasons := settle_with_rivals(planned):
-        remove_nodes(planned, Console(quiet=True), folders=True)
+    console = Console(quiet=True)
+    create_nodes(planned, {}, {}, console)
+    if reasons := settle_with_rivals(planned, console):
+        remove_nodes(planned, console, folders=True)
     return reasons
 
 
@@ -879,7 +880,7 @@ def test_no_claim_grows_old_while_another_hosts_folders_are_filled(
 
 
 def test_ctrl_c_ends_a_launch_that_looks_at_an_undecided_rival(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = make("gpu0")
     undecided = cluster.launch("--detach", "--name", "rival")[1].strip()
@@ -896,9 +897,12 @@ def test_ctrl_c_ends_a_launch_that_looks_at_an_undecided_rival(
     monkeypatch.setattr(Interrupts, "sleep", sleep)
     monkeypatch.setattr(settle_module, "LEASE", 1.0)
     options, run_id = LaunchOptions(check=False), new_run_id("own")
+    request = Request(load(cluster.hosts_file), options, run_id, since=1.0)
     with pytest.raises(KeyboardInterrupt):
-        run_attempt(Request(load(cluster.hosts_file), options, run_id, since=1.0), Console())
+        run_attempt(request, Console(verbose=True))
     assert len(looks) == 1
+    created, asks, _ = capsys.readouterr().err.partition("asking about other runs ...")
+    assert "creating 1 node: " in created and asks
     assert {node.run_id for node in cluster.nodes} == {undecided}
 
 
@@ -943,7 +947,7 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
         chosen.append([connection.name for connection in connections])
         return connections
 
-    def lose_first(planned: PlannedAttempt, _: object) -> list[PreflightError]:
+    def lose_first(planned: PlannedAttempt, *_: object) -> list[PreflightError]:
         return (
             [PreflightError("another run was faster", host="gpu0")]
             if planned.connections[0].name == "gpu0"

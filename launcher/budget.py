@@ -1,4 +1,4 @@
-"""What one answer from a host may cost this machine: bytes, seconds and JSON values.
+"""The limits of one answer from a host: bytes, seconds and JSON values.
 
 All code that reads hosts' answers uses this module. An answer that exceeds its budget is reported as
 an error on that host.
@@ -21,7 +21,7 @@ SLOWEST = 10_000  # bytes per second; a slower transfer of a file counts as stuc
 
 
 def time_to_hash(size: int) -> float:
-    """Return how many seconds to wait for a host to hash files of `size` bytes in all."""
+    """Return how many seconds to wait for a host to hash files of `size` bytes in total."""
     return min(LEAST_HASH + size / SLOWEST_HASH, LONGEST_HASH)
 
 
@@ -49,7 +49,7 @@ class Deadline:
 
 
 class Budget(Deadline):
-    """What is left of one answer's budget. what: the command or server that answers, for errors."""
+    """The rest of one answer's budget. what: the command or server that answers, for errors."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Budget(Deadline):
         return bytes(data)
 
     def late(self) -> CommandTimeout:
-        """Return the error for an answer that did not end, or did not go on, in time."""
+        """Return the error for an answer that did not end or continue in time."""
         what = f"{self._what} did not end within {duration(self._seconds or 0.0)}"
         if self.silence != self._seconds and self.left():
             what = f"{self._what} made no progress for {duration(self.silence or 0.0)}"

@@ -65,7 +65,7 @@ class Config:
     compile_mode: str = flag("default", "what torch.compile optimizes for",
                              choices=("default", "reduce-overhead", "max-autotune"))
 
-    data: str = flag("", "folder, synthetic, download, or package.module:function",
+    data: str = flag("", "a folder of images, synthetic, download, or package.module:function",
                      "--data-path", "--data-dir", "--data-url", noted=False)
     synthetic_train: int = flag(5000, "number of synthetic training images", "--dataset-size",
                                 noted=False)
@@ -322,7 +322,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         model="resnet18", batch_size=128, epochs=100, schedule="cosine", warmup_epochs=1.0,
         opt="adam", lr=0.001, lr_scaling="sqrt", lr_base_size=128, weight_decay=0.0,
     ),
-    # SGD 0.1 / 0.9 / 1e-4, 256 images in all, 200 epochs, the rate times 0.2 at epochs 60, 120 and
+    # SGD 0.1 / 0.9 / 1e-4, 256 images in total, 200 epochs, the rate times 0.2 at epochs 60, 120 and
     # 160. Fixed: one global batch for any number of ranks.
     "rentainhe": preset(
         model="resnet18", global_batch=256, epochs=200, schedule="multistep", warmup_epochs=1.0,

@@ -106,7 +106,8 @@ def identify(env: Mapping[str, str], device: torch.device) -> Ranks:
         )
     except ValueError as error:
         raise UsageError(
-            f"RANK, WORLD_SIZE or a similar variable in the environment: {error}"
+            f"RANK, WORLD_SIZE or a similar variable in the environment: {error}; start the ranks "
+            "with torchrun, or unset the variable"
         ) from error
     if not 0 <= rank < world_size:
         raise UsageError(
@@ -184,8 +185,8 @@ def leave(ranks: Ranks) -> None:
 
 
 def as_fact(ranks: Ranks, failure: Exception | None) -> dict[str, str]:
-    """Return what this rank reports to the others about itself and its failure. `error` is "" if it
-    has not failed."""
+    """Return this rank's report to the others on itself and its failure. `error` is "" if it has not
+    failed."""
     if failure is not None and not isinstance(failure, TrainerError):
         failure = TrainerError(f"{type(failure).__name__}: {failure}")
     return {

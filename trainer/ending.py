@@ -1,4 +1,4 @@
-"""How a run ends: results, failures, status.json, the exit code."""
+"""The end of a run: results, failures, status.json, the exit code."""
 
 from __future__ import annotations
 

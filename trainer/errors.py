@@ -24,7 +24,7 @@ KILLED = 143
 
 
 class TrainerError(Exception):
-    """Base of all errors that the user can fix. `str(error)` is what the user reads."""
+    """Base of all errors that the user can fix. The user reads `str(error)`."""
 
     exit_code = 1
     state = "failed"  # as written to status.json

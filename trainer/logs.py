@@ -1,4 +1,4 @@
-"""What rank 0 writes: metrics.jsonl and status.json for programs, lines of text for people.
+"""The output of rank 0: metrics.jsonl and status.json for programs, lines of text for people.
 
 metrics.jsonl has one JSON object per line, of kind start, train, eval, checkpoint or end. A resumed
 run continues the file from the step it resumes at, so no step appears twice. status.json is replaced

@@ -54,13 +54,17 @@ def build_model(
         raise UsageError(f"--model {name}: use {', '.join(NAMES)}, or package.module:function")
     if name in SMALL:
         if stem != "cifar":
-            raise UsageError(f"--model {name} --stem {stem}: this network is for small images only")
+            raise UsageError(
+                f"--model {name} --stem {stem}: this network is for small images only; use --stem cifar"
+            )
         return ResNet([SMALL[name]] * 3, num_classes, width or 16, bottleneck=False)
     blocks, bottleneck = LARGE[name]
     if stem == "cifar":
         return ResNet(list(blocks), num_classes, width or 64, bottleneck)
     if width not in (None, 64):
-        raise UsageError(f"--width {width} --stem imagenet: torchvision's network has width 64")
+        raise UsageError(
+            f"--width {width} --stem imagenet: torchvision's network has width 64; leave out --width"
+        )
     from torchvision import models
 
     network: nn.Module = getattr(models, name)(num_classes=num_classes)
@@ -79,11 +83,13 @@ def load_weights(model: nn.Module, path: str) -> list[str]:
         found = {name.removeprefix("module."): tensor for name, tensor in found.items()}
     except Exception as error:  # unpickling fails in many ways
         reason = str(error).strip().split("\n")[0][:200]
-        raise CheckpointError(f"--weights {path}: {reason}") from error
+        raise CheckpointError(f"--weights {path}: {reason}; pass a state_dict") from error
     own = model.state_dict()
     fitting = {n: w for n, w in found.items() if n in own and own[n].shape == w.shape}
     if not fitting:
-        raise CheckpointError(f"--weights {path}: none of its tensors fit this network")
+        raise CheckpointError(
+            f"--weights {path}: none of its tensors fit this network; pass weights of the same --model"
+        )
     model.load_state_dict(fitting, strict=False)
     return [name for name in own if name not in fitting]
 

@@ -31,7 +31,10 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
     """Return the optimizer for all parameters that need gradients. Raises UsageError."""
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
-        raise UsageError(f"--model {config.model}: this network has no trainable parameters")
+        raise UsageError(
+            f"--model {config.model}: this network has no trainable parameters; set requires_grad on "
+            "those to train"
+        )
     decay, other_decay = config.weight_decay, config.norm_weight_decay
     weights = [p for p in trained if p.ndim > 1]
     others = [p for p in trained if p.ndim <= 1]  # batch norm and biases

@@ -1,4 +1,4 @@
-"""How flags become a `Config`.
+"""Turn flags into a `Config`.
 
 Settings come from the defaults, a preset, `--config FILE` and flags, and later ones take
 precedence. Every flag may be written with dashes or underscores. Abbreviations and unknown flags
@@ -187,7 +187,7 @@ VARIABLES = {  # the variable that each of these older flags stands for
     "ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-# flags that a --config file cannot have: it describes a run, not one of its nodes
+# flags that a --config file cannot set: it has settings of the run, not of one node or one call
 NO_SETTINGS = "help config print-config init-method rank world-size local-rank ip port".split()
 
 
@@ -210,8 +210,8 @@ def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
     if "gpu" in given or "gpu_id" in given:
         raise UsageError("--gpu: set CUDA_VISIBLE_DEVICES instead, or `gpus:` in the hosts file")
     if "enable_gpu" in given:
-        given.setdefault("device", "auto" if strict_bool(given.pop("enable_gpu")) else "cpu")
-    if "custom_data" in given and strict_bool(given.pop("custom_data")):
+        given.setdefault("device", "auto" if taken_bool(given, "enable_gpu") else "cpu")
+    if "custom_data" in given and taken_bool(given, "custom_data"):
         given.setdefault("data", "synthetic")
     if given.pop("sync_bn", False):
         given.setdefault("bn", "sync")
@@ -229,12 +229,13 @@ def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
     return variables
 
 
-def strict_bool(text: str) -> bool:
+def taken_bool(given: dict[str, Any], name: str) -> bool:
+    text: str = given.pop(name)
     if text.lower() in ("true", "1", "yes", "on"):
         return True
     if text.lower() in ("false", "0", "no", "off"):
         return False
-    raise UsageError(f"{text!r} is neither true nor false")
+    raise UsageError(f"{dashed(f'--{name}')} {text!r}: pass true or false")
 
 
 def dashed(argument: str) -> str:

@@ -1,4 +1,4 @@
-"""What each step of a run does, as pure functions of the step: its images and its learning rate.
+"""The images and the learning rate of each step of a run, as pure functions of the step.
 
 Nothing here has state, so resuming needs only the step number.
 """
@@ -96,21 +96,24 @@ def make_plan(
             parts = before["plan"]["parts"]
     if config.canonical_shards and parts % world_size:
         raise UsageError(
-            f"--canonical-shards {parts} is not divisible by {world_size}, the number of ranks"
+            f"--canonical-shards {parts} is not divisible by {world_size}, the number of ranks; "
+            f"pass a multiple of {world_size}"
         )
     if config.canonical_shards and batch % parts:
         raise UsageError(
-            f"a global batch of {batch} is not divisible into {parts} canonical shards"
+            f"a global batch of {batch} is not divisible into {parts} canonical shards; "
+            f"pass --global-batch with a multiple of {parts}"
         )
     if batch < parts:
         raise UsageError(
-            f"a global batch of {batch} is too small for {parts} micro-batches (ranks: {world_size})"
+            f"a global batch of {batch} is too small for {parts} micro-batches (ranks: {world_size}); "
+            f"raise --global-batch to at least {parts}"
         )
     steps = samples // batch if config.drop_last else -(-samples // batch)
     if steps == 0:
         raise UsageError(
             f"--drop-last drops every batch: the global batch is {batch}, but there are only "
-            f"{samples} images"
+            f"{samples} images; leave out --drop-last"
         )
     total = config.max_steps or steps * config.epochs
     ratio = batch / config.lr_base_size  # linear scaling is for SGD; sqrt suits adaptive optimizers

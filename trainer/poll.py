@@ -1,4 +1,4 @@
-"""`Poll`: what the ranks tell one another every few steps, in one small all-reduce."""
+"""`Poll`: the values that ranks exchange every few steps, in one small all-reduce."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def _look(config: Config, exact: Path | None) -> tuple[Saved | None, list[str]]:
     if exact is None:
         return checkpoint.newest_intact(Path(config.checkpoint_dir))
     if exact.is_file():
-        return None, [f"{exact}: not a checkpoint folder; pass a ckpt/step-* folder"]
+        return None, [f"{exact}: not a checkpoint folder"]
     if not checkpoint.NAME.fullmatch(exact.name):
         return checkpoint.newest_intact(exact.parent if exact.name == "ckpt" else exact)
     try:
@@ -189,10 +189,14 @@ def _nothing_found(
     config: Config, ranks: Ranks, exact: Path | None, warnings: tuple[str, ...], later_attempt: bool
 ) -> None:
     if config.test_only and exact is None and not warnings:
-        raise CheckpointError(f"--test-only: no checkpoint in {config.checkpoint_dir}")
+        raise CheckpointError(
+            f"--test-only: no checkpoint in {config.checkpoint_dir}; pass a run's folder with --out"
+        )
     if exact is not None:
         reason = warnings[0] if warnings else f"{exact}: found no checkpoint"
-        raise CheckpointError(f"--resume {reason}")
+        raise CheckpointError(
+            f"--resume {reason}; pass another ckpt/step-* folder, or a run's folder"
+        )
     if warnings:
         raise CheckpointError(
             f"every checkpoint is damaged: {warnings[0]}; use --resume none to start over, which "

@@ -80,7 +80,7 @@ class Saver:
             self.writer.submit(write, then=lambda _: None)
 
     def collect(self) -> None:
-        """Note what has been written. If a write failed, the next `finish` raises its error on
+        """Record which writes have finished. If one failed, the next `finish` raises its error on
         all ranks."""
         if not self.writer.failed:
             self.writer.collect(wait=False)

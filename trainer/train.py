@@ -200,7 +200,7 @@ def update(t: Training) -> None:
 
 
 def poll(t: Training, last: bool) -> None:
-    """Exchange what the ranks must agree on, then write a progress line, stop or save as needed.
+    """Exchange the ranks' totals and flags, then write a progress line, stop or save as needed.
 
     Raises Diverged if the loss is not finite, and Stopped if any rank was asked to stop.
     """

@@ -271,5 +271,5 @@ def find_run(run: str | None = None, hosts: str | Path | Sequence[str] | None = 
     if isinstance(hosts, Path):
         hosts = str(hosts)
     elif hosts is not None and not isinstance(hosts, str):
-        hosts = ",".join([*hosts, ""])  # with a comma, a single name is no file
+        hosts = ",".join([*hosts, ""])  # a single name with a comma is a host, not a file
     return Run(find(run, hosts, LoggingConsole()))

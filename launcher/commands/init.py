@@ -107,7 +107,7 @@ def _words(line: str) -> tuple[str, ...]:
 
 
 def _not_found(command: tuple[str, ...], workdir: str | None) -> str:
-    """Return what is wrong with the command's script, or "" if nothing is."""
+    """Return the problem with the command's script, or "" if there is none."""
     from ..hosts import Job
     from ..start.check_command import check_command
 

@@ -32,10 +32,10 @@ def logs(
     run: str | None = options.RUN,
     hosts: str | None = options.LOOK_ON,
     follow: bool = flag("--follow", "Keep printing until the run ends.", "-f"),
-    node: str | None = option("--node", "K", "Only these nodes, such as 0-3,5."),
-    rank: str | None = option("--rank", "R", "Only these ranks, such as 0-3,5."),
+    node: str | None = option("--node", "K", "Only lines of nodes K, such as 0-3,5."),
+    rank: str | None = option("--rank", "R", "Only lines of ranks R, such as 0-3,5."),
     host: list[str] | None = options.HOST,
-    attempt: int | None = option("--attempt", "N", "Only this attempt.", reader=number(1)),
+    attempt: int | None = option("--attempt", "N", "Only lines of attempt N.", reader=number(1)),
     tail: int | None = option("--tail", "N", "Only the last N lines.", "-n", reader=number(0)),
     since: float | None = option(
         "--since",

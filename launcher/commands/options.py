@@ -106,7 +106,7 @@ RUN = argument(
     complete.runs,
 )
 LOOK_ON = hosts_option("Look for the run on these hosts: a file, or a list such as gpu1,gpu2.")
-HOST = option("--host", "HOST", "Only this host; repeatable.", completed_by=complete.host_names)
+HOST = option("--host", "HOST", "Only lines of HOST; repeatable.", completed_by=complete.host_names)
 IMAGE = option("--image", "IMAGE", "Override job.image.")
 ON_EXIT = option("--on-exit", "CMD", "Run CMD with sh when the run has ended.")
 ON_EVENT = option("--on-event", "CMD", "Run CMD with sh for each event of the run.")

@@ -153,7 +153,7 @@ class Command(TyperCommand):
                     formatter.write_dl(section)
 
     def help_rows(self, ctx: Any) -> list[tuple[str, str]]:
-        """Return (how it is written, what it means) for each parameter, arguments first."""
+        """Return (spelling, meaning) for each parameter, arguments first."""
         arguments = [(param.metavar, param.help) for param in self._arguments]
         flags = [p for p in self.get_params(ctx) if not isinstance(p, TyperArgument)]
         return [*arguments, *filter(None, (flag.get_help_record(ctx) for flag in flags))]

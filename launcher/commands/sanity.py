@@ -10,7 +10,7 @@ def sanity(
     host: str | None = option(
         "--host",
         "HOST",
-        "Test only this host, with several containers that share its GPUs evenly.",
+        "Test only HOST, with several containers that share its GPUs evenly.",
         completed_by=complete.host_names,
     ),
     containers: int | None = option(
@@ -21,7 +21,7 @@ def sanity(
     ),
     pairwise: bool = flag("--pairwise", "Measure every pair of nodes and name slow links."),
     min_busbw: float | None = option(
-        "--min-busbw", "GB/S", "Fail if the bus bandwidth is below this.", reader=decimal
+        "--min-busbw", "GB/S", "Fail if the bus bandwidth is below GB/S.", reader=decimal
     ),
     timeout: int = option(
         "--timeout",
@@ -31,12 +31,12 @@ def sanity(
         reader=some_seconds,
     ),
     max_size: str = option(
-        "--max-size", "SIZE", "Measure all-reduce up to this size, such as 1g.", default="64m"
+        "--max-size", "SIZE", "Measure all-reduce up to SIZE, such as 1g.", default="64m"
     ),
     step_seconds: float | None = option(
         "--step-seconds",
         "S",
-        "Seconds per training step on one node; used to estimate the speedup with more nodes.",
+        "Estimate the speedup with more nodes for a training step that takes S seconds on one node.",
         reader=decimal,
     ),
     plot: str | None = option(

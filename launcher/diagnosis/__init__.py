@@ -1,1 +1,1 @@
-"""Why an attempt failed: pure functions that turn the evidence into the first failure."""
+"""Pure functions that turn the evidence about a failed attempt into its first failure."""

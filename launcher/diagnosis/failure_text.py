@@ -1,4 +1,4 @@
-"""All that is known about a failed attempt, as one text to read or attach to a report. Pure."""
+"""Format the evidence about a failed attempt as one text, to read or attach to a report. Pure."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,4 +1,4 @@
-"""What is needed to act on the nodes of an attempt, whether or not they are running."""
+"""Handles of an attempt's nodes, for code that acts on them, whether or not they are running."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -173,7 +173,7 @@ def read_status(
 
 
 def _warn_of_skipped(host: str, warning: str) -> None:
-    """Warn once of each of the first nodes that are skipped on a host, and then once of the rest."""
+    """Warn about a skipped node: once for each of a host's first few, then once for all others."""
     before = _skipped.setdefault(host, set())
     if warning not in before and len(before) <= MOST_SKIPPED:
         before.add(warning)
@@ -205,7 +205,7 @@ def inspected(answer: Mapping[str, Any], listed: NodeStatus | None = None) -> No
 
 
 def seen_in_list(row: Mapping[str, Any]) -> NodeStatus:
-    """Return a container's status from the Engine API's list. Fewer fields than in `inspected`."""
+    """Return a container's status from the Engine API's list, with fewer fields than `inspected`."""
     created = row.get("Created")
     moment = float(created) if isinstance(created, int) and 0 < created < LATEST else None
     return NodeStatus(

@@ -1,4 +1,4 @@
-"""What a host's kernel has recently logged about failing GPUs and lack of memory."""
+"""A host's recent kernel messages about failing GPUs and lack of memory."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -47,7 +47,7 @@ class KernelLog:
 
 
 def read_kernel_log(connection: HostConnection, seconds: float) -> KernelLog:
-    """Return what a host's kernel logged in the last `seconds` seconds, and which GPUs respond."""
+    """Return a host's kernel messages of the last `seconds` seconds, and the GPUs that respond."""
     text = connection.script(SCRIPT, GPU_FIELDS, timeout=TIMEOUT).stdout.decode(errors="replace")
     return parse_kernel_log(text, seconds)
 

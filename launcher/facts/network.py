@@ -79,7 +79,7 @@ def addresses(lines: Sequence[str]) -> tuple[Address, ...]:
             with contextlib.suppress(ValueError):
                 v4.append(IPv4Address(ip))
         elif match := re.match(r"[0-9]+: (?!lo )(\S+) +inet ([0-9.]+)[/ ]", line):
-            named[match[2]] = match[1]  # of `lo`, a route knows better where an address is used
+            named[match[2]] = match[1]  # not `lo`, whose routes show the interface in use
         elif match := re.match(r"([0-9a-f]{32}) +\S+ +([0-9a-f]{2}) +\S+ +\S+ +(\S+)$", line):
             six = IPv6Address(int(match[1], 16))
             if not six.is_link_local and int(match[2], 16) <= six.max_prefixlen:

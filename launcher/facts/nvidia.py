@@ -1,4 +1,4 @@
-"""What nvidia-smi reports about a host's GPUs: their state for `check`, their use for `ps`."""
+"""Read nvidia-smi's reports on a host's GPUs: their state for `check`, their use for `ps`."""
 
 import dataclasses
 import re

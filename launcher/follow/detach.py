@@ -1,4 +1,4 @@
-"""Take care of a run: only one process on this machine does, which other commands see by a lock.
+"""Let one process on this machine take care of a run; its lock tells other commands that it does.
 
 It waits in line for an attempt, starts it, records it and, if that is allowed, restarts the run. First,
 it is the command that starts the attempt. If that command leaves the run, it hands the attempt's lock
@@ -37,7 +37,7 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 
 
 def take_care(folder: RunFolder, attempt: int) -> None:
-    """Lock the attempt for this process, unless it is already. Raises StateError if that is impossible."""
+    """Lock the attempt unless this process holds the lock. Raises StateError if that is impossible."""
     path = folder.attempt_lock(attempt)
     if path not in _held:
         make_folder(folder.path)

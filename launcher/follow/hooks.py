@@ -129,13 +129,13 @@ def _run(
     env = {**os.environ, **{name: value.replace("\0", "") for name, value in values.items()}}
     try:
         shell, null, err = ["sh", "-c", command], subprocess.DEVNULL, 2
-        with contextlib.suppress(OSError):  # in some notebooks, it is no file
+        with contextlib.suppress(OSError):  # in some notebooks, sys.stderr is not a file
             err = sys.stderr.fileno()
         with subprocess.Popen(shell, stdin=null, stdout=err, env=env) as process:
             try:
                 code = process.wait(limit)
             except BaseException:
-                with contextlib.suppress(OSError):  # there is no /proc, as on macOS
+                with contextlib.suppress(OSError):  # macOS has no /proc
                     for pid in descendants(process.pid):
                         send(pid, signal.SIGKILL)
                 process.kill()

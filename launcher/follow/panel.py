@@ -69,7 +69,7 @@ def live_panel(
 
 @dataclass
 class Panel:
-    """What the panel shows of an attempt. began: unix seconds. nodes: by node rank."""
+    """The contents of the panel for one attempt. began: unix seconds. nodes: by node rank."""
 
     run_id: str
     attempt: int

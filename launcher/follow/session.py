@@ -140,7 +140,7 @@ class Session:
             self._save()
 
     def _save(self) -> None:
-        """Save the record, unless another command knows more.
+        """Save the record, unless another command has recorded more.
 
         The other command may have started a newer attempt, perhaps while this one was suspended with
         Ctrl-Z, or recorded the end of this attempt, as `kill` does.

@@ -36,7 +36,7 @@ job:
 _DEFAULTS = (
     ("user", "ubuntu", "the SSH user; default: what `ssh HOST` uses"),
     ("identity_file", "~/.ssh/id_ed25519", "the SSH key; default: what `ssh HOST` uses"),
-    ("host_keys", "accept-new", "adds unknown host keys to known_hosts; default: ask"),
+    ("host_keys", "accept-new", "adds unknown host keys to known_hosts; the default refuses them"),
     ("gpus", "all", "all | a count | a list of ids | 0 for CPU"),
 )
 _JOB = (

@@ -43,7 +43,7 @@ _TORCHRUN_FLAGS = {  # the flags that ddpctl sets itself, and what to do instead
 _NUMBER = re.compile("0|-?[1-9][0-9]{0,29}")  # YAML would read a leading 0 as octal
 _STARTER = re.compile(r"python[0-9.]*|torchrun|accelerate|deepspeed|mpirun|srun|horovodrun")
 _SHELL = re.compile("(ba|z|da|k|fi)?sh")
-_MODULES = ("torch.distributed.run", "torch.distributed.launch")  # torchrun's own
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")  # the modules of torchrun
 _NOT_IN_ARGUMENTS = re.compile("[\0\ud800-\udfff]")
 # Characters that ssh itself rejects in names, or that have a special meaning in patterns and lists.
 _NOT_IN_HOST = set("'`\"$\\;&<>|(){}[],*?!#/@=~^")

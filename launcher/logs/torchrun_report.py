@@ -1,6 +1,6 @@
-"""Hide what torchrun itself reports when ranks fail or a node is stopped. Pure.
+"""Hide torchrun's own reports about failed ranks and stopped nodes. Pure.
 
-These reports take up to 40 lines per node and repeat what ddpctl prints: a traceback from torchrun
+They take up to 40 lines per node and repeat what ddpctl prints: a traceback from torchrun
 that ends with SignalException, or with ChildFailedError and a box below it, and one line for each
 rank that torchrun ends. The ranks' own lines show the cause and stay. The log file keeps every
 line.
@@ -26,11 +26,11 @@ NOTICE = re.compile(
 
 @dataclass
 class AgentOutput:
-    """How far the output of one node's torchrun has been parsed."""
+    """The state of parsing one node's output from torchrun."""
 
     newest: LogEntry
     held: list[bytes] = field(default_factory=list)  # an unfinished traceback
-    borders: int = 0  # how many are still expected once a report has begun
+    borders: int = 0  # edges of the box that are still expected once a report has begun
 
     def may_hold(self, line: bytes) -> bool:
         return len(self.held) < MOST_LINES and len(line) <= LONGEST_LINE

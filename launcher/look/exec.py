@@ -34,7 +34,7 @@ RANKS = r'"(first_rank|nproc_per_node)": ([0-9]{1,7})'
 
 @dataclass(frozen=True)
 class ExecOptions:
-    """What to run and where: on one node (default: node 0), on a rank's node, or on all nodes."""
+    """The command and where to run it: on one node (default: 0), a rank's node, or all nodes."""
 
     command: tuple[str, ...]
     node: int | None = None

@@ -49,19 +49,19 @@ class RemoteFile:
 
 
 class NotLinked(Exception):
-    """Raised with the reason if a link is left out, which is no error."""
+    """Raised with the reason if a link is left out, which is not an error."""
 
 
 @dataclass
 class FetchResult:
-    """What was fetched. failures: errors of hosts that did not answer. errors: errors of files."""
+    """The result of a fetch. failures: the errors of hosts that did not answer."""
 
     to: Path
     files: int = 0
     skipped: int = 0  # files that this machine already had
     bytes: int = 0
     failures: Mapping[str, DdpctlError] = field(default_factory=dict)
-    errors: dict[str, DdpctlError] = field(default_factory=dict)  # the first error of each host
+    errors: dict[str, DdpctlError] = field(default_factory=dict)  # by host: its first file error
 
     def document(self, run_id: str) -> dict[str, Any]:
         return {
@@ -171,7 +171,7 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
 
 
 def safe_path(text: bytes, *, whole: bool = False) -> PurePosixPath | None:
-    """Return a path that a host listed, or None if it is not in FOLDERS. whole: or one of them."""
+    """Return a path that a host listed, or None if it is not below one of FOLDERS. whole: or one itself."""
     path = PurePosixPath(text.decode(errors="surrogateescape"))
     top, *below = path.parts or ("",)
     is_safe = top in FOLDERS and ".." not in below and bool(below or whole)
@@ -179,9 +179,9 @@ def safe_path(text: bytes, *, whole: bool = False) -> PurePosixPath | None:
 
 
 def inside(path: PurePosixPath, link: bytes, run_dir: str) -> PurePosixPath | None:
-    """Return what the link at `path` leads to, relative to the run's folder; None if not in FOLDERS.
+    """Return the target of the link at `path` in the run's folder; None if it is not in FOLDERS.
 
-    link: its text. An absolute path may be one in a container, such as /checkpoints/last.pt, or one
+    link: the link's text. An absolute path may be one in a container, such as /checkpoints/last.pt, or one
     on the host.
     """
     full = os.path.normpath(bytes(path.parent / os.fsdecode(link)))

@@ -166,7 +166,7 @@ def _nodes_of_runs(
 ) -> tuple[Collection[NodeStatus], dict[str, DdpctlError]]:
     """Return each node once, and the errors of hosts that did not answer.
 
-    finished: include nodes of finished runs, even if only their folders are left, as of killed runs.
+    finished: include nodes of finished runs, even if only their folders are left, as after `kill`.
     """
     by_handle: dict[tuple[str, str], NodeStatus] = {}
     failures: dict[str, DdpctlError] = {}

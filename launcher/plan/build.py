@@ -44,7 +44,7 @@ from .topology import free_port
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """What the hosts reported and what was pushed. Each tuple has one entry per node, by rank."""
+    """The hosts' facts and the results of the push. Each tuple has one entry per node, by rank."""
 
     facts: tuple[Facts, ...] = ()
     images: tuple[str, ...] = ()  # digests or ids by which the hosts' engines find the image

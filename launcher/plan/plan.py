@@ -82,7 +82,7 @@ class Place:
 
     node_rank: int
     attempt: int
-    container: str  # container name
+    container: str  # the container's name
     run_dir: str
     control_dir: str  # contains supervisor.pyz, spec.json and the journal
 

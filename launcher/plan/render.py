@@ -20,7 +20,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
     """Return the plan as a JSON document. Values that depend on the hosts are None or absent."""
     document = dataclasses.asdict(plan)
     del document["job"], document["nnodes"]
-    document["options"]["by"] = "launch"  # no other command shows its plan
+    document["options"]["by"] = "launch"  # only `launch` has --dry-run
     document |= {name: getattr(plan.job, name) for name in OF_JOB}
     for node, node_plan in zip(document["nodes"], plan.nodes, strict=True):
         node["host"] = node_plan.host.name

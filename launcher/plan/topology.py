@@ -1,4 +1,4 @@
-"""Which hosts share a machine or a subnet, the cores next to each rank's GPU, and a free port."""
+"""Find hosts that share a machine or a subnet, the cores next to each rank's GPU, and a free port."""
 
 import hashlib
 from collections import Counter

@@ -74,7 +74,7 @@ CHECKS: Mapping[str, Sequence[Callable[[Machine, Fleet], Iterable[Finding]]]] = 
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of a check: what the hosts reported, and the problems found.
+    """The result of a check: the hosts' reports, and the problems found.
 
     ranks: node ranks by machine name, including machines that did not answer.
     """
@@ -182,8 +182,8 @@ def examine_all(
 ) -> tuple[dict[str, tuple[int, ...]], list[Machine], dict[str, DdpctlError]]:
     """Examine every machine and, if there are several, start the probe's agents.
 
-    Return three things: node ranks by machine name, the machines that answered, and the other
-    machines' errors by name.
+    Return the node ranks by machine name, the machines that answered, and the other machines' errors
+    by name.
     """
     by_machine: dict[tuple[str, int], dict[int, HostConnection]] = {}
     for rank, connection in enumerate(connections):

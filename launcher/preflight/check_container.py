@@ -1,4 +1,4 @@
-"""Check what the container test reports about a machine, its image and its engine."""
+"""Check the container test's report on a machine, its image and its engine."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -59,7 +59,8 @@ def check_image(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
         if name == Job.image:  # it is in no registry
             yield failure(what, "run `ddpctl image build --trainer` on this machine")
         else:
-            yield warning(f"{what}, so the hosts will pull it", "try `ddpctl push HOSTS --image`")
+            remedy = "test that with `ddpctl push HOSTS --image`"
+            yield warning(f"{what}, so the hosts will pull it", remedy)
     cpu = machine.facts.kernel.rpartition(" ")[2]
     kind, built = _ARCHITECTURES.get(cpu, cpu), image or fleet.image_here
     if built and built.architecture and kind and built.architecture != kind:

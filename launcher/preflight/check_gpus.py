@@ -16,7 +16,7 @@ from .machine import Machine
 
 LAST = (math.inf, "")  # the queue position of a run that has not asked for GPUs yet
 
-# What is wrong, and the remedy, by field of GpuState.
+# The problem and the remedy, by field of GpuState.
 HEALTH = {
     "uncorrectable": ("uncorrectable ECC errors since the driver was loaded", RESET),
     "repair_pending": (

@@ -39,8 +39,8 @@ def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
     def ask(connection: HostConnection) -> FirstLook:
         facts = gather_one(connection, check=["", ""])
         if facts.gpu_error:
-            what, remedy = f"nvidia-smi fails: {facts.gpu_error}", "fix the NVIDIA driver"
-            raise CommandFailed(what, remedy, host=connection.name)
+            what = f"nvidia-smi fails: {facts.gpu_error}"
+            raise CommandFailed(what, "fix the NVIDIA driver on that host", host=connection.name)
         return described(connection.name, facts)
 
     asked = counted(len(hosts), "host")

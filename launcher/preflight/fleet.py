@@ -1,4 +1,4 @@
-"""Everything that the checks may look at, as plain values."""
+"""The input of the checks, as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which machines reach which addresses: the dials to try, and their results. Pure.
+"""Determine which machines reach which addresses: the dials to try, and their results. Pure.
 
 Machines are identified by their first node rank.
 """
@@ -39,7 +39,7 @@ class DialResult:
 
 @dataclass(frozen=True)
 class Reach:
-    """What the probe found out.
+    """The results of the probe.
 
     results: the results that agents reported, by dial. unprobed: machines on which no agent could
     run. unfinished: machines whose agent did not report all of its dials. master: the results of

@@ -1,4 +1,4 @@
-"""What `check` prints: a table, addresses, GPUs and findings, or one JSON document."""
+"""Format the output of `check`: a table, addresses, GPUs and findings, or one JSON document."""
 
 import dataclasses
 import itertools

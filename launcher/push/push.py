@@ -65,7 +65,7 @@ NO_IMAGES = KnownImages()
 
 @dataclass(frozen=True)
 class HostContents:
-    """What a host already has. address: "" if it cannot relay."""
+    """The parts and the image that a host has. address: "" if it cannot relay."""
 
     trees: frozenset[str]  # the parts whose current tree it has
     image: ImageInfo | None  # the image that has the name in job.image

@@ -9,7 +9,7 @@ from typing import Any
 from ..logs.metrics import entries, number
 
 Point = tuple[float, float]
-MOST_CURVES = 16  # of single ranks or nodes in a chart; above this limit, none of them are drawn
+MOST_CURVES = 16  # a chart with more curves of single ranks or nodes shows none of them
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ CHARTS = (  # each chart without its curves, then (kind of entry, field, name) o
 
 BY_RANK = ("loss", "top1")  # not throughput: a rank's is the total times its share of the images
 DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
-MOST_POINTS = 300_000  # the limit of one file, of which the newest are drawn
+MOST_POINTS = 300_000  # points to draw from one file, the newest
 
 
 def charts(text: bytes) -> tuple[Chart, ...]:

@@ -29,7 +29,7 @@ SECTION_HEAD = re.compile(r'<section id="([a-z-]+)"><h2>([A-Za-z ]+)</h2>')
 
 @dataclass(frozen=True)
 class RunView:
-    """What the page shows about one run.
+    """The content of the page about one run.
 
     hosts_file: its text, without secrets. notes: what data is missing, and why. now: when the page
     is made, in RFC 3339. evidence: texts about failures, by file name.

@@ -22,7 +22,7 @@ from .journals import began, parse_journals, with_reported_states
 from .page import RunView, comparison, page
 
 EVENTS = load_script(__file__, "run_events.sh")
-LONGEST = 12_000_000  # the limit of metrics and of events, in bytes; only the newest are shown
+LONGEST = 12_000_000  # bytes of metrics, and of events, to read from a host: the newest
 
 
 def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:

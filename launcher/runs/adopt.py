@@ -28,7 +28,7 @@ MOST_AHEAD = 100  # how many attempts a host may be ahead of this machine's reco
 
 @dataclass(frozen=True)
 class RunReports:
-    """What hosts report about one run. failures: the errors of hosts that did not answer."""
+    """The hosts' reports on one run. failures: the errors of hosts that did not answer."""
 
     run_id: str
     by_host: Mapping[HostConnection, Sequence[Report]]
@@ -94,7 +94,8 @@ def caught_up(
     """Return this machine's record, with any attempts that other machines have since started.
 
     If there are several hosts, an attempt that only one of them reports is not added. Returns `own`
-    if this machine has started another attempt in the meantime.
+    if this machine has started another attempt in the meantime or, after a warning, if the attempts
+    cannot be recorded.
     """
     reports = RunReports(own.run_id, *reported_nodes(connections, own.run_id))
     known = own.attempt.number
@@ -126,9 +127,9 @@ def caught_up(
 
 
 def ended_as(own: AttemptRecord, reported: AttemptRecord) -> AttemptRecord:
-    """Return this machine's record of an attempt before the newest, which must have ended.
+    """Return `own`, with an end if it has none: a later attempt shows that this one has ended.
 
-    reported: what the hosts report of it, for an end that this machine has not seen.
+    own, reported: the attempt according to this machine's record and to the hosts.
     """
     if not own.state.is_live:
         return own

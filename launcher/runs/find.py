@@ -46,7 +46,7 @@ def run_and_hosts(target: str | None, hosts: str | None) -> tuple[str | None, st
 def hosts_to_ask(source: Source, console: Console) -> Cluster:
     """Load the hosts that may have nodes of runs. Includes spares, because a run may use one.
 
-    A spare that does not answer is left out, and a message says so.
+    A spare that does not answer is left out, and named in a message.
     """
     cluster = load(source, job_files=False)
     if not cluster.spares:
@@ -95,7 +95,7 @@ def find_run(text: str | None) -> RunFolder:
     if text is not None:
         run_id = unique_match(text, folders)
         what = f"this machine has no run {quoted(text)}"
-        remedy = "run `ddpctl ps --all` to list its runs; add `--hosts HOSTS` for another machine's"
+        remedy = "run `ddpctl ps --all` to list its runs, or add `--hosts HOSTS` to look there"
     else:
         run_id = next((each for each in folders if not is_sanity_run(each)), None)
         what = "this machine has no record of any run"

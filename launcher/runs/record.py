@@ -221,7 +221,7 @@ def record_in(text: str, run_id: str) -> RunRecord:
 
 
 def for_hosts(record: RunRecord) -> dict[str, Any]:
-    """Return the copy of run.json for the hosts. It omits the nodes: hosts know their own."""
+    """Return the copy of run.json for the hosts. It omits the nodes: each host has its own."""
     attempts = [dataclasses.replace(attempt, nodes=[]) for attempt in record.attempts]
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 

@@ -52,7 +52,7 @@ class RunFolder:
         return os.path.lexists(self.record_file)
 
     def attempt_lock(self, attempt: int) -> Path:
-        """Return the path of the lock that the process holds which takes care of the attempt."""
+        """Return the path of the lock held by the process that takes care of the attempt."""
         return self.path / f".attempt-{attempt}.lock"
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
@@ -113,7 +113,7 @@ class RunFolder:
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
     def goes_on(self, record: RunRecord) -> bool:
-        """Return `record.goes_on` with the run's own max_restarts."""
+        """Return `record.goes_on` with the run's own max_restarts; False if that is unreadable."""
         with contextlib.suppress(UsageError, OSError):  # then the run cannot restart
             return record.goes_on(self.kept_cluster().job.max_restarts)
         return False

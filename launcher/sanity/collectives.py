@@ -163,7 +163,7 @@ def unreached(me: ThisRank) -> list[dict[str, Any]]:
             return {"source": me.node, "target": other, "address": host, "error": str(error)}
         return None
 
-    # at once: one after the other, a few unreachable nodes would take longer than the step may
+    # concurrently, because a few unreachable nodes in a row would exceed the step's timeout
     with ThreadPoolExecutor(len(others) or 1) as pool:
         return [failed for failed in pool.map(failure, others, addresses) if failed]
 

@@ -63,7 +63,7 @@ class RecordingConsole(Console):
     def show(self, entries: Iterable[LogEntry]) -> None:
         for entry in entries:
             for line in entry.lines:
-                # rank 0 is on node 0, whatever the journal of another host says
+                # only node 0 runs rank 0, but a host may report any rank
                 is_report = entry.node_rank == 0 and entry.rank == 0 and self.report.take(line)
                 if not is_report:
                     self.detail((entry.label + line).decode(errors="replace"))

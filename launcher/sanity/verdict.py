@@ -33,7 +33,7 @@ def _record(**fields: Any) -> type[Any]:
     return make_dataclass("Record", fields.items())
 
 
-# What collectives.py reports: the fields of each kind of record.
+# The fields of each kind of record that collectives.py reports.
 KINDS = {
     "world": _record(nodes=int, ranks=int, device=str),
     "mesh": _record(failed=list[FailedDial]),
@@ -84,7 +84,7 @@ class Report:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all sizes were measured. The bandwidth of only the smallest says little."""
+        """Whether all sizes were measured. The bandwidth at the smallest size alone means little."""
         return bool(self.sizes and self.all("done"))
 
     @property

@@ -141,7 +141,7 @@ class Keyring:
                     yield from self._from_file(path)
 
     def _agent_keys(self, connection: socket.socket) -> dict[bytes, paramiko.AgentKey]:
-        """Return the agent's keys by public key. paramiko's agent knows only $SSH_AUTH_SOCK."""
+        """Return the agent's keys by public key. paramiko's own class uses only $SSH_AUTH_SOCK."""
         if not self.route.identity_agent:
             return {}
         agent = paramiko.agent.AgentSSH()

@@ -14,7 +14,7 @@ P = ParamSpec("P")
 
 
 class Background(Future[T]):
-    """What a thread returns or raises. Ctrl-C ends the wait for it at any moment."""
+    """The future result or exception of a thread. Ctrl-C ends the wait for it at any moment."""
 
     def result(self, timeout: float | None = None) -> T:
         while timeout is None and not self.done():

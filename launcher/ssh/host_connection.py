@@ -80,7 +80,7 @@ class HostConnection:
         """Run one command in the home folder, wait for it to end, and return its result.
 
         Raises CommandTimeout after `timeout` seconds, or after `silence` seconds without output, and
-        CommandFailed if the command prints more than `limit` bytes; the command may then go on.
+        CommandFailed if the command prints more than `limit` bytes; the command may then continue.
         Raises HostUnreachable if the connection is lost, and CommandFailed if the account cannot
         run commands.
         """

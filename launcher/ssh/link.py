@@ -1,4 +1,4 @@
-"""What an SSH connection runs over: a TCP socket, a channel of a jump host, or a ProxyCommand."""
+"""The link under an SSH connection: a TCP socket, a channel of a jump host, or a ProxyCommand."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import HostUnreachable
 
-# What the `ssh` of a ProxyCommand prints if its server drops the connection before the login.
+# Messages of the `ssh` in a ProxyCommand if its server drops the connection before the login.
 _DROPPED = re.compile(
     r"kex_exchange_identification|[Cc]onnection (reset|closed) by|banner exchange"
 )

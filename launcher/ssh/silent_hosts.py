@@ -10,12 +10,12 @@ import time
 from ..errors import HostUnreachable
 from ..hosts import Host
 
-LONG = 5.0  # seconds; a host that refuses a connection or a login says so earlier
+LONG = 5.0  # seconds; a refused connection or login fails sooner
 _silent: dict[Host, tuple[float, HostUnreachable]] = {}  # until when, by time.monotonic(), and why
 
 
 def remember(host: Host, why: HostUnreachable, seconds: float) -> None:
-    """Remember that a dial of the host failed after `seconds`."""
+    """Remember that a dial of the host failed, if that took LONG or longer."""
     if seconds >= LONG:
         _silent[host] = (time.monotonic() + seconds, why)
 

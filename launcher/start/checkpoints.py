@@ -38,7 +38,7 @@ STEP = re.compile(r"(whole|damaged) (ckpt/step-[0-9]{1,18})")
 class File(NamedTuple):
     time: int  # last modification, unix seconds on the host's clock
     size: int  # bytes
-    link: str = ""  # of a link: what it leads to, relative to its folder; then time and size are 0
+    link: str = ""  # a link's target, relative to its folder; then time and size are 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class ResumePoint:
 
     source: Checkpoints
     what: str  # the checkpoint's name, for messages
-    missing: Sequence[tuple[Checkpoints, Mapping[str, str]]]  # of a link, what it leads to; else ""
+    missing: Sequence[tuple[Checkpoints, Mapping[str, str]]]  # with a link's target, else ""
 
 
 def distribute_checkpoint(
@@ -163,7 +163,7 @@ def with_content(folder: Checkpoints, known: int = -1) -> Checkpoints:
 
 
 def link_within(path: str, text: str, run_dir: str) -> str | None:
-    """Return what a link in the checkpoints leads to, relative to its folder; None if it leads out."""
+    """Return the target of a link in the checkpoints, relative to its folder; None if it leads out."""
     here = PurePosixPath("checkpoints", path)
     leads_to = inside(here, os.fsencode(text), run_dir)
     if leads_to is None or leads_to.parts[0] != "checkpoints":

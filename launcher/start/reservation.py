@@ -77,7 +77,7 @@ class Reservation:
     def cancel(self) -> None:
         """Mark the attempt as one that did not start, so that a resume on any machine skips it.
 
-        Gives up after a moment: without the marks, only this machine's record tells.
+        Gives up after a moment: without the marks, only this machine's record shows it.
         """
 
         def mark(connection: HostConnection) -> None:
@@ -90,7 +90,7 @@ class Reservation:
         """Raise RunKilled if `kill` has cancelled the planned attempt or the previous one."""
         with console.step("asking whether the run was killed"):
             raise_if_cancelled(planned.plan, planned.connections)
-            if self.previous:  # `kill` may have known only the previous hosts
+            if self.previous:  # `kill` may have reached only the previous hosts
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
 
 

@@ -157,7 +157,7 @@ def next_attempt(
 def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:
     """Set the states of an attempt that has ended while nobody followed it, and of its nodes.
 
-    A host is believed only about its own nodes. What no host knows is UNKNOWN.
+    A host is believed only about its own nodes. States that no host reports are UNKNOWN.
     """
     known = (s for s in statuses if s.attempt == attempt.number and s.node_state in ENDED)
     ends = {(status.host, status.node_rank): status for status in known}

@@ -88,8 +88,8 @@ def _ahead(
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
     """Return the rivals that are ahead of this run, by host, and an error for each.
 
-    rivals_there: all rivals on each host. resources: what this run needs on each host; each error says
-    which of these a rival has taken. or_undecided: count undecided rivals as ahead.
+    rivals_there: all rivals on each host. resources: those that this run needs on each host; each error
+    says which of them a rival has taken. or_undecided: count undecided rivals as ahead.
     """
     key = planned.plan.key
     ahead = {

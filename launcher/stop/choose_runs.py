@@ -52,7 +52,7 @@ ChosenRuns = tuple[list[HostedRun], Mapping[str, DdpctlError]]
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """What the user asks `kill` to stop on the hosts of `cluster`: one of the next four classes.
+    """The runs that `kill` is to stop on the hosts of `cluster`: one of the next four classes.
 
     typed: see HostedRun.
     """
@@ -140,7 +140,7 @@ def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:
 def read_target(
     run: str | None, hosts: str | None, console: Console, *, everything: bool
 ) -> Target:
-    """Return what `kill` is to stop. everything: all runs on the hosts; see `read_hosts`."""
+    """Return the target of `kill`. everything: all runs on the hosts; see `read_hosts`."""
     if everything:
         return AllRuns(read_hosts(run, hosts, console), run)
     if hosts is None:

@@ -57,7 +57,7 @@ class Inventory:
 
 
 def take_inventory(connection: HostConnection, *, folder: bool, run_id: str = "") -> Inventory:
-    """Return what a host has. folder: also list ~/.ddpctl. run_id: list only this run's processes.
+    """Return a host's inventory. folder: also list ~/.ddpctl. run_id: list only this run's processes.
 
     Raises CommandFailed or UnusableAnswer instead of returning a list that may be incomplete.
     """

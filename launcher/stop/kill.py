@@ -175,7 +175,7 @@ class Killed:
     def save(self, asked: Collection[HostConnection], console: Console) -> Killed:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
-        Return this with the `pending` hosts, which only the record knows.
+        Return this with the `pending` hosts from the record.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
         asked, even if some did not answer: nothing restarts it, and the next command that reaches

@@ -44,7 +44,7 @@ class Stray:
 
 @dataclass(frozen=True)
 class RunTraces:
-    """What one host reports: nodes of runs, processes with a run id, and their GPU memory."""
+    """One host's report: nodes of runs, processes with a run id, and their GPU memory."""
 
     statuses: Sequence[NodeStatus]
     processes: Sequence[RunProcess]

@@ -107,7 +107,7 @@ def own_cause(
     exits: Sequence[tuple[RankExit, Reason]],
     resources: Sequence[ResourceUsage],
 ) -> tuple[Weight, Reason] | None:
-    """Return what may have failed first on a node; None if the node only followed another one.
+    """Return a node's failure that may have been the first; None if it only followed another node's.
 
     The Reason's kind is one of failure_kinds.txt. reason: why the node stopped. exits: the exits of
     its ranks, each with a Reason for that rank.

@@ -91,7 +91,10 @@ class RankLogs:
         self._tails: dict[tuple[int, str], Tail] = {}  # by local rank and stream
 
     def torchrun_is_ready(self) -> bool:
-        """Return whether torchrun has created a folder here, as it does before it starts ranks."""
+        """Return whether torchrun has created a folder here, as it does before it starts ranks.
+
+        Return True if that is unknown.
+        """
         with contextlib.suppress(OSError):
             return len(os.listdir(self.folder)) > 1  # TORCHRUN_LOG is there from the start
         return True

@@ -73,7 +73,7 @@ class Round:
         self.phase = Phase.RUNNING
         self.early: Reason | None = None  # the first rank that exited with 0
         self.ended_pids: set[int] = set()  # of the ranks that torchrun has ended
-        self.failed_by = 0.0  # unix seconds: what torchrun did not end failed no later than this
+        self.failed_by = 0.0  # unix seconds: ranks that torchrun did not end failed no later
         self.unseen_failed = False  # whether this node stops because of a rank that nobody saw
         self.ended_at = 0.0  # time.monotonic() of torchrun's end
         self.reason: Reason | None = None  # why this node is stopping
@@ -318,7 +318,10 @@ class Round:
 
 
 def file_clock(folder: str) -> int:
-    """Return the time in ns by the clock of the folder's file system, which may be a server's."""
+    """Return the time in ns by the clock of the folder's file system, which may be a server's.
+
+    If no file can be written there, return the time by this machine's clock.
+    """
     with contextlib.suppress(OSError), tempfile.TemporaryFile(prefix=".", dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime_ns
     return time.time_ns()

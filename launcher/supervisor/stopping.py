@@ -12,7 +12,7 @@ from .ranks import Ranks
 from .torchrun import Torchrun
 
 LAST_OUTPUT = 1.0  # seconds for torchrun to report its failed ranks after they have ended
-ONLY_SOURCE = 5.0  # the same, if only torchrun knows a rank or its exit code
+ONLY_SOURCE = 5.0  # the same, if only torchrun saw a rank or its exit code
 NO_OUTPUT = 0.3  # the same, if we stopped torchrun and it has nothing to report
 
 

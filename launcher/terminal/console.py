@@ -1,4 +1,4 @@
-"""What a command prints: results on stdout, messages on stderr, a live display below both."""
+"""The output of a command: results on stdout, messages on stderr, a live display below both."""
 
 from __future__ import annotations
 

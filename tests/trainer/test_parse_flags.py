@@ -111,7 +111,7 @@ def test_torchrun_does_claim_prefixes(clashing: str) -> None:
         (["--keep", "1"], "at least 2"),
         (["--epochs", "0"], "--epochs 0: must be at least 1"),
         (["--lr", "-1"], "--lr -1.0: must not be negative"),
-        (["--enable_gpu", "yess"], "neither true nor false"),
+        (["--enable_gpu", "yess"], "--enable-gpu 'yess': pass true or false"),
         (["--batch-size", "8", "--global-batch", "8"], "use only one"),
         (["--preset", "none-such"], "--preset none-such: use one of"),
         (["--gpu", "0,2"], "CUDA_VISIBLE_DEVICES"),

@@ -507,9 +507,9 @@ def test_a_checkpoint_is_named_by_its_own_folder_its_runs_folder_or_ckpt(tmp_pat
 def test_finding_no_checkpoint_is_an_error_where_one_is_needed(tmp_path: Path) -> None:
     assert chosen(tmp_path, "--resume", "auto") is None
     assert chosen(tmp_path, "--resume", "auto", later_attempt=True) is None
-    with pytest.raises(CheckpointError, match=f"^--test-only: no checkpoint in {tmp_path}$"):
+    with pytest.raises(CheckpointError, match=f"^--test-only: no checkpoint in {tmp_path};"):
         chosen(tmp_path, "--test-only")
-    with pytest.raises(CheckpointError, match=f"^--resume {tmp_path}: found no checkpoint$"):
+    with pytest.raises(CheckpointError, match=f"^--resume {tmp_path}: found no checkpoint;"):
         chosen(tmp_path, "--resume", str(tmp_path))
     (tmp_path / "metrics.jsonl").write_text('{"v": 1, "kind": "checkpoint", "step": 3}\n')
     assert chosen(tmp_path, "--resume", "auto") is None
@@ -518,7 +518,7 @@ def test_finding_no_checkpoint_is_an_error_where_one_is_needed(tmp_path: Path) -
     ):
         chosen(tmp_path, "--resume", "auto", later_attempt=True)
     with pytest.raises(
-        CheckpointError, match=r"metrics.jsonl: not a checkpoint folder; pass a ckpt"
+        CheckpointError, match=r"metrics.jsonl: not a checkpoint folder; pass another ckpt"
     ):
         chosen(tmp_path, "--resume", str(tmp_path / "metrics.jsonl"))
     (tmp_path / "ckpt" / "step-00000003").mkdir(parents=True)

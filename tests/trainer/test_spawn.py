@@ -129,7 +129,7 @@ def test_without_a_number_a_node_has_one_rank_for_each_gpu(
 
 
 def test_numbers_of_nodes_that_are_none_are_a_usage_error() -> None:
-    with pytest.raises(UsageError, match=r"--rank or --world-size: .*'two'"):
+    with pytest.raises(UsageError, match=r"--rank and --world-size: .*'two'"):
         spawn(["--spawn", "2"], {"NODE_RANK": "0", "NNODES": "two"})
 
 

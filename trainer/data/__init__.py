@@ -31,7 +31,9 @@ def load_dataset(config: Config, device: torch.device) -> Images:
         return from_folder(path, config, device)
     except OSError as error:  # as for a folder that this user may not read
         where = error.filename or path
-        raise DataError(f"--data {path}: {where}: {error.strerror or error}") from error
+        raise DataError(
+            f"--data {path}: {where}: {error.strerror or error}; make it readable, or pass another folder"
+        ) from error
 
 
 def from_folder(path: Path, config: Config, device: torch.device) -> Images:

@@ -94,7 +94,8 @@ def _batch(path: Path, count: int, labels_key: bytes, classes: int) -> tuple[Any
         raise DataError(f"{path}: expected {count} labels, found {shape}; {FETCH_AGAIN}")
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
-            f"{path}: labels from {y.min()} to {y.max()}, but the classes are 0 to {classes - 1}"
+            f"{path}: labels from {y.min()} to {y.max()}, but the classes are 0 to {classes - 1}; "
+            "correct the labels"
         )
     return x.reshape(count, 3, 32, 32).transpose(0, 2, 3, 1).copy(), y.astype(np.int64)
 

@@ -17,7 +17,7 @@ class Batch(NamedTuple):
 
 
 class Images(Protocol):
-    """What training and evaluation need from a dataset."""
+    """A dataset, as training and evaluation use it."""
 
     name: str
     num_classes: int

@@ -30,7 +30,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Request(NamedTuple):
-    """Which samples to load, and how."""
+    """The samples to load, and how to augment them."""
 
     split: str  # "train" or "test"; the samples of "val" are in "train"
     numbers: np.ndarray[Any, Any]  # (B,) int64
@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
 
 class Source(Protocol):
-    """Where samples come from."""
+    """A source of samples."""
 
     name: str
     num_classes: int

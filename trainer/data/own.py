@@ -65,7 +65,8 @@ class MapStyle:
         samples = [self._sample(request, number) for number in request.numbers.tolist()]
         shapes = {image.shape for image, _ in samples}
         if len(shapes) > 1:
-            raise DataError(f"--data {self.name}: images of different shapes: {shapes}")
+            listed = ", ".join(str(tuple(shape)) for shape in sorted(shapes))
+            raise DataError(f"--data {self.name}: different shapes: {listed}; resize the images")
         images, labels = zip(*samples, strict=True)
         return torch.stack(images), torch.tensor(labels)
 
@@ -88,5 +89,8 @@ class MapStyle:
                 "must be a normalized float tensor of shape (C, H, W)"
             )
         if not 0 <= label < self.num_classes:
-            raise DataError(f"{where}: label {label}, but there are {self.num_classes} classes")
+            raise DataError(
+                f"{where}: label {label}, but there are {self.num_classes} classes; correct the label "
+                "or pass --num-classes"
+            )
         return image.float().cpu(), label

@@ -1,1 +1,1 @@
-"""Everything besides the training loop: other commands, other ways to start, canonical shards."""
+"""The parts outside the training loop: other commands, other ways to start, canonical shards."""

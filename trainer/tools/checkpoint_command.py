@@ -44,7 +44,7 @@ def find(path: Path) -> list[Path]:
         return [path]
     folders = checkpoint.folders(path.parent if path.name == "ckpt" else path)[::-1]
     if not folders:
-        raise CheckpointError(f"{path}: found no checkpoint (ckpt/step-*)")
+        raise CheckpointError(f"{path}: found no checkpoint (ckpt/step-*); pass a run's folder")
     return folders
 
 

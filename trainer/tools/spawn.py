@@ -35,7 +35,7 @@ def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
     try:
         node_rank, nnodes = int(nodes.get("NODE_RANK", 0)), int(nodes.get("NNODES", 1))
     except ValueError as error:
-        raise UsageError(f"--rank or --world-size: {error}") from error
+        raise UsageError(f"--rank and --world-size: {error}; pass whole numbers") from error
     count = config.spawn or 1
     if not config.spawn and config.device != "cpu":
         from torch import cuda

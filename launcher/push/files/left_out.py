@@ -1,4 +1,4 @@
-"""What a push leaves out of a workdir.
+"""Decide which paths a push leaves out of a workdir.
 
 It leaves out paths that the hosts file names as private or as data, paths that .gitignore and
 .ddpctlignore exclude, secrets, version control, environments, caches, checkpoints, and ddpctl's own
@@ -55,9 +55,9 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)))
 
 
-LARGEST = 1 << 20  # bytes to read from an ignore file, at most
-MOST_PATTERNS = 5000  # that apply to one file; to match them takes 20 ms
-PRIVATE_KEY = re.compile(  # the last one is Google's, in JSON
+LARGEST = 1 << 20  # maximum bytes to read from an ignore file
+MOST_PATTERNS = 5000  # maximum patterns that apply to one file; matching this many takes 20 ms
+PRIVATE_KEY = re.compile(  # the third alternative is the start of a Google Cloud key, in JSON
     rb"-----BEGIN ([A-Z0-9]+ )*PRIVATE KEY( BLOCK)?-----|PuTTY-User-Key-File-"
     rb'|\s*\{\s*"type":\s*"service_account"'
 )

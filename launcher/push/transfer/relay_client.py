@@ -21,7 +21,7 @@ BOOT = (
 )
 READY_TIMEOUT = 20.0  # seconds
 MAX_EVENT, MAX_ITEMS = 1 << 16, 100  # bytes and values in one event
-VALID = datetime.timedelta(days=2)  # from now on, plus the day before, for hosts with wrong clocks
+VALID = datetime.timedelta(days=2)  # and the day before, for hosts with wrong clocks
 
 
 class TransferDamaged(PushFailed):

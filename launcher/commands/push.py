@@ -39,7 +39,7 @@ def push(
     """
     from ..hosts import cluster_of
     from ..push import push as pushing
-    from ..push.push_progress import HostsNotReady, HostsResult
+    from ..push.push_report import HostsNotReady, HostsResult
     from ..ssh.host_connection import connected
     from ..stop.prune_pushed import prune_unused
 

@@ -16,7 +16,7 @@ from ..push.files.scan import scan_job
 from ..push.image.sif import converted_file
 from ..push.packages.wheels import collected
 from ..push.push import ALL, Part
-from ..push.push_progress import HostsNotReady, without_spares
+from ..push.push_report import HostsNotReady, without_spares
 from ..push.transfer.payload import script_output, without
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import one_per_account, try_each

@@ -11,7 +11,7 @@ from push_machines import Machines
 
 from launcher.errors import Several
 from launcher.hosts import Cluster, Host, Job, override_job, parse
-from launcher.push import push
+from launcher.push import sender
 from launcher.push.files import left_out
 from launcher.push.files.left_out import REPORT, LeftOut, ignore_files, listed
 from launcher.push.files.scan import Tree, scan, scan_job
@@ -285,7 +285,7 @@ def test_the_message_lists_the_largest_first() -> None:
 def test_what_makes_the_workdir_large_is_named(
     machines: Machines, pushes: Pushes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(push, "LARGE", 1_000_000)
+    monkeypatch.setattr(sender, "LARGE", 1_000_000)
     code = tmp_path / "code"
     (code / "images").mkdir(parents=True)
     for name, size in {"images/1": 600_000, "images/2": 600_000, "a.bin": 900_000}.items():

@@ -18,7 +18,7 @@ from launcher.hosts import Cluster, Job
 from launcher.push.image.push_image import with_tag
 from launcher.push.image.registry import Registry
 from launcher.push.push import PushResult, push
-from launcher.push.push_progress import HostsNotReady
+from launcher.push.push_report import HostsNotReady
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
 from launcher.ssh.host_connection import HostConnection

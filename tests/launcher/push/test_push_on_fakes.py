@@ -10,7 +10,7 @@ import pytest
 from fakes import IMAGE, FakeCluster, FakeDocker, FakeHost
 
 from launcher.errors import CommandTimeout, HostUnreachable
-from launcher.push import push as pushing
+from launcher.push import sender
 from launcher.push.files.push_tree import RECEIVE
 from launcher.ssh import silent_hosts
 
@@ -61,7 +61,7 @@ def lose_connection(host: FakeHost, monkeypatch: pytest.MonkeyPatch, times: int)
 def test_a_push_whose_connection_is_lost_goes_on_some_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drops: int, code: int
 ) -> None:
-    monkeypatch.setattr(pushing, "PAUSES", (0.0,) * 3)
+    monkeypatch.setattr(sender, "PAUSES", (0.0,) * 3)
     cluster = with_code(tmp_path, monkeypatch)
     host = cluster.hosts["gpu1"]
     lose_connection(host, monkeypatch, drops)
@@ -77,7 +77,7 @@ def test_a_push_whose_connection_is_lost_goes_on_some_times(
 def test_what_an_earlier_try_has_sent_is_reported_as_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pushing, "PAUSES", (0.0,))
+    monkeypatch.setattr(sender, "PAUSES", (0.0,))
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").write_text("x")
     (tmp_path / "train.py").write_text("pass")
@@ -114,7 +114,7 @@ def test_a_host_whose_push_is_retried_is_asked_again_for_the_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its engine may have restarted meanwhile."""
-    monkeypatch.setattr(pushing, "PAUSES", (0.0,))
+    monkeypatch.setattr(sender, "PAUSES", (0.0,))
     cluster = with_code(tmp_path, monkeypatch)
     cluster.nodes_end(exit_code=0)
     lose_connection(cluster.hosts["gpu1"], monkeypatch, times=1)

@@ -13,7 +13,8 @@ from rich.console import Console as RichConsole
 from launcher.errors import DdpctlError
 from launcher.hosts import Host
 from launcher.push import push_progress
-from launcher.push.push_progress import HostReport, HostsNotReady, PushProgress, PushReport
+from launcher.push.push_progress import PushProgress
+from launcher.push.push_report import HostReport, HostsNotReady, PushReport
 from launcher.push.transfer.fanout import Fanout
 from launcher.push.transfer.payload import Payload
 from launcher.ssh.host_connection import HostConnection

@@ -19,7 +19,8 @@ from push_machines import Machine, Machines
 
 from launcher.errors import HostUnreachable, PushFailed
 from launcher.push.push import PushResult
-from launcher.push.push_progress import HostsNotReady, PushProgress
+from launcher.push.push_progress import PushProgress
+from launcher.push.push_report import HostsNotReady
 from launcher.push.transfer import chain, relay_client
 from launcher.push.transfer.fanout import MIN_SAVING, Fanout
 from launcher.push.transfer.payload import Payload
@@ -67,7 +68,7 @@ def test_the_bytes_leave_this_machine_once(machines: Machines, pushes: Pushes, d
 def test_a_host_that_dies_half_way_does_not_delay_the_others(
     machines: Machines, pushes: Pushes, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.push.push.PAUSES", (0.1,) * 3)
+    monkeypatch.setattr("launcher.push.sender.PAUSES", (0.1,) * 3)
     slowly(monkeypatch, 8 << 20)
     for victim in (0, 1):  # the one that is fed from here, and one in the middle
         hosts = machines(4)

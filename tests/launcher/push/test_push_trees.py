@@ -22,8 +22,10 @@ from launcher.hosts import Cluster, Host, Job
 from launcher.push.files import manifest, tar
 from launcher.push.files.push_tree import BEGIN, PREPARE, RECEIVE, TreePush
 from launcher.push.files.scan import scan
-from launcher.push.push import INSPECT, PushResult, push
-from launcher.push.push_progress import HostsNotReady, PushProgress
+from launcher.push.push import PushResult, push
+from launcher.push.push_progress import PushProgress
+from launcher.push.push_report import HostsNotReady
+from launcher.push.sender import INSPECT
 from launcher.push.transfer.fanout import Fanout
 from launcher.ssh import client
 from launcher.ssh.host_connection import HostConnection, connected
@@ -393,7 +395,7 @@ def test_a_host_whose_partner_in_a_shared_home_dies_gets_the_tree_itself(
         return send(self, connections)
 
     monkeypatch.setattr(TreePush, "_push", die)
-    monkeypatch.setattr("launcher.push.push.PAUSES", (0.1,) * 3)
+    monkeypatch.setattr("launcher.push.sender.PAUSES", (0.1,) * 3)
     with pytest.raises(HostsNotReady) as caught:
         pushes(hosts, dataset=str(data))
     assert list(caught.value.failures) == [hosts[0].connection.name]
@@ -408,7 +410,7 @@ def test_a_broken_pipe_on_this_machine_is_a_failed_push(
     def broken(*_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("launcher.push.push.TreePush", broken)
+    monkeypatch.setattr("launcher.push.sender.TreePush", broken)
     with pytest.raises(PushFailed, match="the push failed"):
         pushes(machines(1), dataset=str(data))
 

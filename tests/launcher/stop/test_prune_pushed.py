@@ -17,7 +17,7 @@ from launcher.plan.plan import IMAGE_FILE
 from launcher.push.files.push_tree import parse_trees
 from launcher.push.files.scan import scan_file
 from launcher.push.push import Part
-from launcher.push.push_progress import HostsNotReady
+from launcher.push.push_report import HostsNotReady
 from launcher.stop import prune_pushed
 from launcher.stop.inventory import parse_inventory
 from launcher.stop.prune_pushed import PruneResult, prune_unused, unused_trees

@@ -11,7 +11,7 @@ import pytest
 from fakes import FakeCluster, FakeHost
 
 from launcher.hosts import Host
-from launcher.push.push import INSPECT
+from launcher.push.sender import INSPECT
 from launcher.ssh.host_connection import HostConnection
 from launcher.stop import prune_pushed
 

@@ -42,7 +42,7 @@ def fetch(
             places = "$DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR"
             what = f"the hosts have no files of run {folder.run_id}"
             console.say(
-                f"{what}: its script must save to {places}, and `ddpctl clean` removes them"
+                f"{what}: its script must save to {places}; `ddpctl clean` removes what it saved"
             )
         console.print(str(done.to))
     return Exit.UNREACHABLE if done.failures else Exit.FAILED if done.errors else Exit.DONE

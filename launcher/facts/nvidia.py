@@ -65,7 +65,7 @@ class GpuState:
     repair_failed: bool = False  # faulty memory could not be replaced
     slowed: bool = False  # throttled by temperature or power
     narrow: bool = False  # uses fewer PCIe lanes than it could
-    pci: str = ""  # domain:bus:device
+    pci: str = ""  # as domain:bus:device
     processes: tuple[Process, ...] = ()
 
 

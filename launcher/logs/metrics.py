@@ -5,7 +5,7 @@ from typing import Any
 
 from ..budget import parse_json
 
-MOST_VALUES = 100_000  # the limit of one entry
+MOST_VALUES = 100_000  # in one entry
 LARGEST = 1e30  # larger values, such as a diverged loss, do not fit a chart
 
 

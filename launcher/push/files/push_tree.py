@@ -37,7 +37,7 @@ from .scan import Tree
 CANDIDATES = 5  # number of earlier trees to compare with, newest first
 KEPT = 100  # manifests in this machine's cache; for a million files, one takes 100 MB
 STEP_TIMEOUT = 600.0  # seconds to link or remove a tree
-SLOWEST_LINKS = 200  # files per second, on NFS; each file of the tree extends that time
+SLOWEST_LINKS = 200  # files per second, on NFS; each file of the tree extends STEP_TIMEOUT
 
 BEGIN = load_script(__file__, "begin_tree.sh")
 PREPARE = load_script(__file__, "prepare_tree.sh")

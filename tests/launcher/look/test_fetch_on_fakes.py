@@ -26,7 +26,7 @@ def test_a_run_without_files_is_told_where_to_write_them(fake_cluster: Make) -> 
     assert cluster.launch()[0] == 0
     code, _, err = cluster.ddpctl("fetch")
     assert code == 0, err
-    where = "must save to $DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR, and `ddpctl clean` removes"
+    where = "must save to $DDPCTL_CHECKPOINT_DIR or $DDPCTL_OUTPUT_DIR; `ddpctl clean` removes"
     assert where in err
     [output] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/output")
     (output / "results.txt").touch()

@@ -89,8 +89,8 @@ def from_checkpoint(t: Training, state: dict[str, Any], meta: dict[str, Any]) ->
 
 
 def identity(t: Training) -> dict[str, Any]:
-    """Return what must not change when a run resumes from a checkpoint, unless --resume-override
-    allows it (see restore.check_fits)."""
+    """Return the properties that must not change when a run resumes from a checkpoint, unless
+    --resume-override allows it (see restore.check_fits)."""
     c = t.config
     classes = c.num_classes or t.data.num_classes
     network = f"{c.model} width {c.width or 'default'} stem {c.stem}, {classes} classes"

@@ -44,7 +44,7 @@ def choose_hosts(
         )
     plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
     planned = PlannedAttempt(plan, able)
-    ahead, reasons = in_the_way(planned, *list_claims(planned))
+    ahead, reasons = in_the_way(planned, list_claims(planned))
     # a host that did not answer is not in `ahead`, and so is not free
     free = [rank for rank, connection in enumerate(able) if ahead.get(connection) == []]
     if len(free) < count:

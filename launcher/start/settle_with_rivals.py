@@ -18,7 +18,7 @@ LOOK_AGAIN = 0.2  # seconds between looks at rivals that are undecided
 
 
 def settle_with_rivals(
-    planned: PlannedAttempt, console: Console, sleep: Callable[[float], None] = time.sleep
+    planned: PlannedAttempt, console: Console, sleep: Callable[[float], None]
 ) -> list[DdpctlError]:
     """Wait until a rival is ahead of this run or none is undecided. Return an error for each one ahead.
 
@@ -60,15 +60,13 @@ def list_claims(planned: PlannedAttempt) -> Claims:
 
 
 def in_the_way(
-    planned: PlannedAttempt,
-    listed: Mapping[HostConnection, Sequence[NodeStatus]],
-    failures: Mapping[HostConnection, DdpctlError],
+    planned: PlannedAttempt, claims: Claims
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals ahead or undecided, by host, and an error for each, followed by `failures`.
+    """Return the rivals ahead or undecided, by host, and an error for each, then those in `claims`.
 
     A master port that the plan chose itself does not count, because the next plan chooses another.
     """
-    plan = planned.plan
+    plan, (listed, failures) = planned.plan, claims
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
     resources = {connection: here - port for connection, here in planned.resources.items()}
     rivals_there = {

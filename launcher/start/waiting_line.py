@@ -144,7 +144,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
             while not renewing.done():
                 if (number := self._next_signal()) is not None:
                     return number
-            ahead, reasons = in_the_way(tickets.planned, *renewing.result())
+            ahead, reasons = in_the_way(tickets.planned, renewing.result())
             if sum(not listed for listed in ahead.values()) >= needed:
                 return None
             self._raise_if_too_late(reasons)

@@ -11,6 +11,7 @@ import json
 import random
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -98,7 +99,7 @@ def race(
     console = Console(quiet=True)
     planned = PlannedAttempt(plan, connections)
     create_nodes(planned, {}, {}, console)
-    if settle_with_rivals(planned, console):
+    if settle_with_rivals(planned, console, time.sleep):
         remove_nodes(planned, console, folders=True)
         return None
     start_nodes(planned, {}, console)

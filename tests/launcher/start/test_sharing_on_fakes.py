@@ -121,7 +121,7 @@ def claim(planned: PlannedAttempt) -> list[DdpctlError]:
     """Create the nodes. If rivals come first, remove the nodes and return an error for each rival."""
     console = Console(quiet=True)
     create_nodes(planned, {}, {}, console)
-    if reasons := settle_with_rivals(planned, console):
+    if reasons := settle_with_rivals(planned, console, time.sleep):
         remove_nodes(planned, console, folders=True)
     return reasons
 
@@ -849,7 +849,7 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
         planned = PlannedAttempt(plan, connections)
-        ahead, _ = in_the_way(planned, *list_claims(planned))
+        ahead, _ = in_the_way(planned, list_claims(planned))
         assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
         reasons = claim(planned)
     assert reasons and undecided in str(reasons[0])

@@ -16,7 +16,7 @@ from ..runs.find import hosts_to_ask
 from ..runs.record import timestamp
 from ..runs.run_folder import run_folders
 from ..ssh.host_connection import connected
-from ..stop.unconfirmed_stops import finish_pending_stops
+from ..stop.pending_stops import finish_pending_stops
 from ..terminal import live
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen

@@ -20,7 +20,7 @@ from ..plan.plan import Plan
 from ..runs.record import RunRecord, for_hosts, timestamp
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import each_node
-from ..stop.unconfirmed_stops import finish_pending_stops
+from ..stop.pending_stops import finish_pending_stops
 from ..terminal.console import QUIET_BEFORE, Console
 from ..text import counted
 from .check_push_plan import check, make_plan, push

@@ -23,7 +23,7 @@ from launcher.plan.plan import EngineTraits
 from launcher.runs.find import find_run
 from launcher.runs.record import for_hosts, new_record, timestamp
 from launcher.runs.run_folder import RunFolder, UnreadableRecord, run_folder, run_folders
-from launcher.stop.unconfirmed_stops import finish_pending_stops
+from launcher.stop.pending_stops import finish_pending_stops
 from launcher.terminal.console import Console
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -26,14 +25,21 @@ from ..text import counted, names
 class HostedRun:
     """A run, and the hosts that may have it.
 
-    owners: the other users whose nodes are to be stopped. typed: the id or the start of it, as the
-    user typed it; None if none was typed.
+    others: the other hosts that were asked about the run, which do not have it. owners: the other
+    users whose nodes are to be stopped. typed: the id or the start of it, as the user typed it; None
+    if none was typed.
     """
 
     run_id: str
     connections: Sequence[HostConnection]
+    others: Sequence[HostConnection] = ()
     owners: Sequence[str] = ()
     typed: str | None = None
+
+    @property
+    def asked(self) -> set[str]:
+        """The names of all hosts that are asked about the run."""
+        return {connection.name for connection in (*self.connections, *self.others)}
 
     def confirmed(self, *, yes: bool) -> bool:
         """Ask before stopping another user's run. Return the answer.
@@ -51,85 +57,60 @@ ChosenRuns = tuple[list[HostedRun], Mapping[str, DdpctlError]]
 
 
 @dataclass(frozen=True)
-class Target(ABC):
-    """The runs that `kill` is to stop on the hosts of `cluster`: one of the next four classes.
+class Target:
+    """The runs that `kill` is to stop on the hosts of `cluster`: the first of these that applies.
 
-    typed: see HostedRun.
+    folder: the run of this record. typed: the hosts' run with this id or the only one whose id starts
+    with it. everything: all of this user's live runs. Else this user's only live run or, if none is
+    live, the newest run that has ended.
     """
 
     cluster: Cluster
     typed: str | None
+    folder: RunFolder | None = None
+    everything: bool = False
 
     def confirmed(self, *, yes: bool) -> bool:
         """Ask before stopping more than the user named. Return the answer."""
+        if self.everything:
+            refusal = "--all stops all your runs on these hosts"
+            return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
+        if self.folder and self.typed is None:
+            return confirm(f"Stop run {self.folder.run_id}?", None, yes=yes)
         return True
 
-    @abstractmethod
     def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
         """Return the runs to stop, each with the hosts that may have it.
 
         If all runs are to be stopped, also return the errors of the hosts that did not list theirs.
         """
-
-    def _with_owners(
-        self, run_id: str, connections: Sequence[HostConnection], console: Console
-    ) -> list[HostedRun]:
-        """Return the run, its hosts, and the other users who own some of its nodes there."""
-        with console.step(f"asking {counted(len(connections), 'host')} who owns the run"):
-            statuses, _ = list_nodes(connections, self.cluster, run_id)
-        owners = sorted({status.owner for status in statuses if status.user != account_name()})
-        return [HostedRun(run_id, connections, owners, self.typed)]
-
-
-@dataclass(frozen=True)
-class RecordedRun(Target):
-    """A run of which this machine has a record."""
-
-    folder: RunFolder
-
-    def confirmed(self, *, yes: bool) -> bool:
-        question = f"Stop run {self.folder.run_id}?"
-        return self.typed is not None or confirm(question, None, yes=yes)
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
-        record = self.folder.load_if_readable(console)
-        if record and not record.adopted:  # launched here, by this user
-            return [HostedRun(record.run_id, connections)], {}
-        return self._with_owners(self.folder.run_id, connections, console), {}
-
-
-class RunOnHosts(Target):
-    """The hosts' run whose id is `typed` or starts with it."""
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
-        with console.step(f"asking {counted(len(connections), 'host')} about the run"):
-            run_id = find_id(connections, self.cluster, self.typed)
-        return self._with_owners(run_id, connections, console), {}
-
-
-class AllRuns(Target):
-    """All of this user's live runs, and the containers of the finished ones."""
-
-    def confirmed(self, *, yes: bool) -> bool:
-        refusal = "--all stops all your runs on these hosts"
-        return confirm("Stop all your runs on these hosts?", refusal, yes=yes)
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
+        if self.folder or self.typed:
+            return [self._named_run(connections, console)], {}
         own = list_own_runs(connections, self.cluster.job.engine, console)
-        if own.listings and not own.live:
+        if self.everything and own.listings and not own.live:
             return [], own.unknown  # finished runs are still removed on the hosts that answered
-        return own.hosted(own.live), by_name(one_per_account(connections), own.errors)
-
-
-class OnlyRun(Target):
-    """This user's only live run or, if none is live, this user's newest ended run."""
-
-    def runs(self, connections: Sequence[HostConnection], console: Console) -> ChosenRuns:
-        own = list_own_runs(connections, self.cluster.job.engine, console)
+        if self.everything:
+            return own.hosted(own.live), by_name(one_per_account(connections), own.errors)
         if len(own.live) > 1:
             what = f"several live runs on these hosts: {', '.join(own.live)}"
             raise UsageError(what, "name one of them, or pass --all")
         return own.hosted(own.live or own.newest), {}
+
+    def _named_run(self, connections: Sequence[HostConnection], console: Console) -> HostedRun:
+        """Return the run, and the other users who own some of its nodes on these hosts."""
+        hosts = counted(len(connections), "host")
+        if self.folder:
+            run_id = self.folder.run_id
+            record = self.folder.load_if_readable(console)
+            if record and not record.adopted:  # launched here, by this user
+                return HostedRun(run_id, connections)
+        else:
+            with console.step(f"asking {hosts} about the run"):
+                run_id = find_id(connections, self.cluster, self.typed)
+        with console.step(f"asking {hosts} who owns the run"):
+            statuses, _ = list_nodes(connections, self.cluster, run_id)
+        owners = sorted({status.owner for status in statuses if status.user != account_name()})
+        return HostedRun(run_id, connections, owners=owners, typed=self.typed)
 
 
 def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:
@@ -141,19 +122,14 @@ def read_target(
     run: str | None, hosts: str | None, console: Console, *, everything: bool
 ) -> Target:
     """Return the target of `kill`. everything: all runs on the hosts; see `read_hosts`."""
-    if everything:
-        return AllRuns(read_hosts(run, hosts, console), run)
-    if hosts is None:
-        folder = find_run(run)
-        if run is None and (others := unrecorded_launches()):
-            what = f"still being launched: {', '.join(others)}"
-            remedy = (
-                "to stop one, press Ctrl-C there; to stop the newest run that has started, run "
-            )
-            raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
-        return RecordedRun(recorded_hosts(folder), run, folder)
-    cluster = hosts_to_ask(hosts, console)
-    return RunOnHosts(cluster, run) if run else OnlyRun(cluster, None)
+    if everything or hosts is not None:
+        return Target(read_hosts(run, hosts, console), run, everything=everything)
+    folder = find_run(run)
+    if run is None and (others := unrecorded_launches()):
+        what = f"still being launched: {', '.join(others)}"
+        remedy = "to stop one, press Ctrl-C there; to stop the newest run that has started, run "
+        raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
+    return Target(recorded_hosts(folder), run, folder)
 
 
 def recorded_hosts(folder: RunFolder) -> Cluster:
@@ -208,7 +184,6 @@ class OwnRuns:
         """
         if not run_ids and self.unknown:
             raise NodesFailed(self.unknown)
-        machines = one_per_account(self.asked)
 
         def may_have(connection: HostConnection, run_id: str) -> bool:
             listing = self.listings.get(connection)
@@ -216,7 +191,11 @@ class OwnRuns:
                 return True
             return run_id in {status.run_id for status in listing.nodes}
 
-        return [HostedRun(each, [m for m in machines if may_have(m, each)]) for each in run_ids]
+        def hosted(run_id: str) -> HostedRun:
+            there = [each for each in one_per_account(self.asked) if may_have(each, run_id)]
+            return HostedRun(run_id, there, [each for each in self.asked if each not in there])
+
+        return [*map(hosted, run_ids)]
 
 
 def list_own_runs(connections: Sequence[HostConnection], engine: str, console: Console) -> OwnRuns:

@@ -234,11 +234,11 @@ def remove(
             for s in to_remove[connection].nodes
             if s.run_id == run_id
         }
-        return HostedRun(run_id, there, sorted(owners))
+        others = [connection for connection in answered if connection not in there]
+        return HostedRun(run_id, there, others, sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
-    runs = [hosted(run_id) for run_id in live]
-    killed = kill_runs(runs, answered, cluster.job.engine, console)
+    killed = kill_runs([*map(hosted, live)], cluster.job.engine, console)
 
     def run(connection: HostConnection, script: str) -> None:
         if (done := connection.script(script, timeout=TIMEOUT)).code != 0:

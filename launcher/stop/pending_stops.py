@@ -1,4 +1,4 @@
-"""Complete stops that could not be confirmed earlier, because a host did not answer."""
+"""Complete pending stops: those that a host has not confirmed, as run.json lists in pending_stop."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,12 +8,12 @@ from ..runs.run_folder import UnreadableRecord, run_folders
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from .choose_runs import HostedRun
-from .kill import stop_all
 from .stop_run import Stop
+from .stopped_run import stop_all
 
 
 def finish_pending_stops(connections: Sequence[HostConnection], console: Console) -> None:
-    """Complete the stops that records on this machine list as unconfirmed on these hosts.
+    """Complete the stops that are pending on these hosts, according to this machine's records.
 
     Does not report hosts that do not answer, because the caller does.
     """
@@ -31,7 +31,7 @@ def finish_pending_stops(connections: Sequence[HostConnection], console: Console
             may_restart = record.state is RunState.FAILED  # so its tickets must stay
             stop = replace(Stop.of(record), cancel=not may_restart)
             stops.append((HostedRun(folder.run_id, here), stop))
-    for killed in stop_all(stops, console):
-        killed.report(console)
-        if killed.results:  # if no host answered, nothing new is known
-            killed.save(killed.run.connections, console)
+    for stopped in stop_all(stops, console):
+        stopped.report(console)
+        if stopped.results:  # if no host answered, nothing new is known
+            stopped.save(console)

@@ -25,8 +25,8 @@ from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.stop import choose_runs, inventory, kill, stop_run
 from launcher.stop.choose_runs import HostedRun
-from launcher.stop.kill import Killed
 from launcher.stop.stop_run import Stopped
+from launcher.stop.stopped_run import StoppedRun
 
 Make = Callable[..., FakeCluster]
 
@@ -196,7 +196,7 @@ def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
     assert stopped.describe() == "STILL THERE: ddpctl-r-0, pid 41"
     connection = HostConnection(Host("gpu0"))
     run = HostedRun("r", [connection])
-    [host] = Killed(run, {connection: stopped}, {}).document()["hosts"]
+    [host] = StoppedRun(run, {connection: stopped}, {}).document()["hosts"]
     assert host["left"] == ["ddpctl-r-0", "41"]
 
 

@@ -15,7 +15,11 @@ def kill(
     everything: bool = flag(
         "--all", "Stop all your runs on the hosts; remove the containers of finished ones."
     ),
-    strays: bool = flag("--strays", "List what is left of dead runs; with -y, kill it."),
+    strays: bool = flag(
+        "--strays",
+        "Stop no live run, but list what is left of dead ones (of RUN, if you name it); with -y, kill "
+        "it. Not with --all.",
+    ),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -25,6 +29,7 @@ def kill(
 
     Without RUN or HOSTS, it stops the newest run recorded on this machine; on a terminal, it asks
     first. While a launch here is still checking or pushing, it stops nothing and names both runs.
+    A resume that is still checking or pushing is not the newest run yet; only Ctrl-C there stops it.
     HOSTS alone, as an argument or with --hosts, stands for your only live run there. If several are
     live, it stops none; if none is live, it removes the containers of your newest run there.
 
@@ -44,7 +49,11 @@ def kill(
     if everything and run:
         what = f"--all stops all your runs on the hosts, not only {quoted(run)}"
         raise UsageError(what, f"run `ddpctl kill {run}` or `ddpctl kill HOSTS --all`")
+    if everything and strays:
+        what = "--all stops your live runs, --strays only what is left of dead ones"
+        raise UsageError(what, "pass one of them")
     if strays:
-        return kill_strays(read_hosts(run, hosts, console), console, yes=yes, as_json=as_json)
+        cluster = read_hosts(run, hosts, console)
+        return kill_strays(cluster, run, console, yes=yes, as_json=as_json)
     target = read_target(run, hosts, console, everything=everything)
     return kill_target(target, console, yes=yes, as_json=as_json)

@@ -20,13 +20,14 @@ from ..errors import DdpctlError
 from ..facts.nvidia import USE, parse_use
 from ..hosts import Cluster
 from ..outcomes import Exit
+from ..runs.find import unique_match
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.local import account_name
 from ..ssh.many import ask_each, one_per_account, try_each, unique_names
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, unseen
-from ..text import counted, names
+from ..text import counted, names, quoted
 from .inventory import RunProcess, take_inventory
 
 END = load_script(__file__, "end_process.sh")
@@ -51,20 +52,22 @@ class RunTraces:
     gpu_mib: Mapping[int, int]  # GPU memory in use, by pid
 
 
-def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool) -> Exit:
-    """List the strays, and end them if `yes`.
+def kill_strays(
+    cluster: Cluster, run: str | None, console: Console, *, yes: bool, as_json: bool
+) -> Exit:
+    """List the strays, and end them if `yes`. run: only those of the run whose id starts with it.
 
     Return UNCONFIRMED if a host did not answer or strays are left after `yes`; otherwise DONE.
     """
     with connected(cluster.hosts) as connections:
         machines = one_per_account(connections)
         with console.step(f"looking for leftovers on {counted(len(machines), 'host')}"):
-            strays, failures = find_strays(machines, cluster)
+            strays, failures = find_strays(machines, cluster, run)
         remaining = strays
         if yes and strays:
             with console.step(f"ending {counted(len(strays), 'leftover')}"):
                 end_strays(machines, cluster, strays)
-                remaining, failures = find_strays(machines, cluster)
+                remaining, failures = find_strays(machines, cluster, run)
     report_errors(failures, console)
     if as_json:
         console.json(
@@ -83,21 +86,29 @@ def kill_strays(cluster: Cluster, console: Console, *, yes: bool, as_json: bool)
             if answered := [
                 connection.name for connection in machines if connection.name not in failures
             ]:
-                console.say(f"no leftovers of dead runs on {names(answered)}")
+                whose = quoted(run) if run else "dead runs"
+                console.say(f"no leftovers of {whose} on {names(answered)}")
         elif yes:
             console.say(f"{len(strays) - len(remaining)} ended, {len(remaining)} still there")
         else:
             count = counted(len(strays), "leftover")
-            console.say(f"{count}; run `ddpctl kill HOSTS --strays -y` to end what is left")
+            console.say(f"{count}; repeat the command with -y to end what is left")
     return Exit.UNCONFIRMED if failures or (yes and remaining) else Exit.DONE
 
 
 def find_strays(
-    machines: Sequence[HostConnection], cluster: Cluster
+    machines: Sequence[HostConnection], cluster: Cluster, run: str | None
 ) -> tuple[list[Stray], dict[str, DdpctlError]]:
-    """Return the strays of this user's runs, and the errors of hosts that did not answer."""
+    """Return the strays of this user's runs, and the errors of hosts that did not answer.
+
+    run: only those of the run with this id or unique prefix. Raises UsageError if several match.
+    """
     by_host, failures = ask_each(machines, lambda connection: run_traces(connection, cluster))
-    return strays_of(by_host, account_name(), complete=not failures), failures
+    strays = strays_of(by_host, account_name(), complete=not failures)
+    if run is not None:
+        run_id = unique_match(run, sorted({stray.run_id for stray in strays}))
+        strays = [stray for stray in strays if stray.run_id == run_id]
+    return strays, failures
 
 
 def run_traces(connection: HostConnection, cluster: Cluster) -> RunTraces:

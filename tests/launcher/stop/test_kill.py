@@ -23,7 +23,7 @@ from launcher.hosts import Host
 from launcher.own_folders import state_home
 from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
-from launcher.stop import choose_runs, inventory, kill, stop_run
+from launcher.stop import choose_runs, inventory, kill, stop_run, strays
 from launcher.stop.choose_runs import HostedRun
 from launcher.stop.stop_run import Stopped
 from launcher.stop.stopped_run import StoppedRun
@@ -399,6 +399,35 @@ def test_no_leftovers_are_claimed_only_for_hosts_that_answered(fake_cluster: Mak
     assert code == 6
     assert first.startswith("ddpctl: error: gpu1: no answer")
     assert second == "ddpctl: no leftovers of dead runs on gpu0"
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_the_leftovers_of_one_run_are_ended_without_those_of_others(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, hosts: bool
+) -> None:
+    monkeypatch.setattr(strays, "LEASE", -1.0)  # no node is too young
+    cluster = fake_cluster(master_port="auto")
+    first, second = running(cluster), running(cluster)
+    for node in cluster.nodes:
+        if node.node_rank == 0:
+            node.exit(1)
+    where = ["--hosts", cluster.hosts_file] if hosts else []
+    words = ["kill", first if not hosts else first[:-1], "--strays", *where]
+    code, out, err = cluster.ddpctl(*words)
+    assert code == 0 and first in out and second not in out, err
+    assert "1 leftover; repeat the command with -y to end what is left" in err
+    assert cluster.ddpctl(*words, "-y")[0] == 0
+    assert sorted(node.run_id for node in cluster.nodes if node.node_rank == 1) == [second]
+    _, _, err = cluster.ddpctl(*words)
+    assert "no leftovers of " in err and "on gpu[0-1]" in err
+
+
+def test_all_live_runs_and_the_leftovers_of_dead_ones_are_two_commands(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    running(cluster)
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--strays", "-y")
+    assert code == 2 and "--all stops your live runs, --strays only what is left" in err
+    assert len(cluster.nodes) == 2
 
 
 def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -> None:

@@ -11,7 +11,6 @@ from .restart_rule import PastRestart, refusal, without_progress
 from .spec import Spec
 
 STACKS_TIMEOUT = 5.0  # seconds for all nodes to write their ranks' stacks
-JOIN_GRACE = 10.0  # seconds after the start during which node 0 stays to inform late nodes
 RECONNECT = 1.0  # seconds for a broken connection to be restored
 SETTLE = 3.0  # seconds for a stopped node to learn the state of the others
 SILENT_START = 600.0  # seconds for ranks to import, load and compile before their first output
@@ -89,7 +88,8 @@ class Coordinator:
             final = not self._may_restart(verdict)  # a closed connection will not be restored
             ended |= missing | self._lost_nodes(now).keys()
             ended |= {rank for rank, c in self.contacts.items() if final and c.closed is not None}
-        return len(ended) == self.spec.nnodes and (not missing or now - self.began >= JOIN_GRACE)
+        too_late = now - self.began >= self.spec.start_timeout
+        return len(ended) == self.spec.nnodes and (not missing or too_late)
 
     def _lost_nodes(self, now: float) -> dict[int, str]:
         """Return why each lost node counts as lost, by node rank."""

@@ -17,7 +17,7 @@ import time
 from dataclasses import replace
 
 from .channel import Status
-from .coordinator import JOIN_GRACE, ON_REQUEST, SETTLE
+from .coordinator import ON_REQUEST, SETTLE
 from .events import End, EndState, Phase, RankStacks, Reason, RestartInPlace, Stopping, document
 from .journal import Journal, publish
 from .metrics_file import MetricsFile
@@ -177,11 +177,12 @@ class Supervisor:
             return False
         if self.may_restart():
             return self.peers.decision.over
-        until = self.round.ended_at + SETTLE
-        if self.spec.node_rank == 0:  # so that a node that starts late still learns the reason
-            until = max(until, self.peers.began + JOIN_GRACE)
-        late = self.round.phase is Phase.STOPPED and time.monotonic() > until
-        return self.peers.decision.over or late
+        if self.peers.decision.over or self.round.phase is not Phase.STOPPED:
+            return self.peers.decision.over
+        if self.peers.all_joined or self.stop_request:
+            return time.monotonic() > self.round.ended_at + SETTLE
+        # a node that starts late must learn why it has to stop
+        return time.monotonic() > self.peers.began + self.spec.start_timeout
 
     def may_restart(self) -> bool:
         """Return whether node 0 may still tell this node to start again."""

@@ -36,6 +36,11 @@ class Peers:
         self.contacts: dict[int, PeerContact] = {}  # with the nodes that have joined, by node rank
         self.clock_offset = 0.0  # seconds to add to this node's clock to get node 0's
 
+    @property
+    def all_joined(self) -> bool:
+        """Whether node 0 has been in contact with all nodes, or this node with node 0."""
+        return len(self.contacts) == (1 if self.spec.node_rank else self.spec.nnodes - 1)
+
     def turn(self, status: Status) -> None:
         """Send messages that are due and update `decision`. status: this node's own."""
         now = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import supervisors
 from quick_torchrun import python_with_quick_torchrun
 from supervisors import WITH_TORCH, Attempt, Node, attempt, until
 
-from launcher.supervisor.events import End, RankExit
+from launcher.supervisor.coordinator import SETTLE
+from launcher.supervisor.events import End, RankExit, Stopping
 
 
 def test_a_failed_rank_ends_all_nodes(tmp_path: Path) -> None:
@@ -100,6 +102,24 @@ def test_a_killed_supervisor_is_missed(tmp_path: Path, victim: int) -> None:
     cause = made.cause(**{f"node_{victim}": {"exit_code": 137}})
     assert cause is not None
     assert (cause.kind, cause.node_rank) == ("container-killed", victim)
+
+
+@pytest.mark.slow
+def test_a_node_0_that_starts_after_its_peer_has_failed_stops_at_once(tmp_path: Path) -> None:
+    made = Attempt(tmp_path)
+    late, early = made.add(2, ["record", "2"])
+    try:
+        early.start()
+        until(lambda: bool(early.events(Stopping)), 20)
+        failed = time.monotonic()
+        until(lambda: time.monotonic() > failed + SETTLE + 1.5, 20)
+        late.start()
+        assert late.wait(20) == 143
+        assert early.wait(20) == 1
+        assert made.survivors() == []
+    finally:
+        made.close()
+    assert (late.end.state, late.reason.rank) == ("stopped", 2)
 
 
 @pytest.mark.parametrize("rank", [0, 3])

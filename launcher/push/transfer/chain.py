@@ -1,8 +1,9 @@
 """A chain of hosts: this machine feeds the first, and each other host reads from an earlier one.
 
 If a host fails, its readers continue from another host within seconds, at the byte they had
-reached. A slow host becomes a leaf: no other host reads from it. If a host has no source, this
-machine feeds it and prints a notice, because this uses the uplink once more.
+reached. A host that is slow, or stuck for a minute, becomes a leaf: no other host reads from it. If
+a host has no source, this machine feeds it and prints a notice, because this uses the uplink once
+more.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from ...errors import DdpctlError, HostUnreachable
+from ...text import duration
 from ..push_progress import PushProgress
 from .payload import Failures, Payload, end_timeout, failed, stuck
+from .relay_agent import MAX_AHEAD
 from .relay_client import Relay, RelayEvent, TransferDamaged
 
 WINDOW = 2.0  # seconds over which a rate is measured
@@ -28,6 +31,7 @@ BEHIND = 2.0  # seconds of data at the best rate; a slow host lags behind its so
 SLOW = 0.5  # fraction of the best rate; a slow host receives at less than that
 SLOW_HEAD = 4e6  # bytes/s below which the first host, rather than the uplink, may be slow
 WORTH_A_TRIAL = 15.0  # seconds that the rest of the transfer must take to justify a trial
+STUCK = 60.0  # seconds without a byte, although there are more, until a host is bypassed
 TICK = 0.5  # seconds
 STEP = 1 << 20  # bytes that count as progress; a host that reports a few at a time is stuck
 
@@ -38,10 +42,12 @@ class HostTransfer:
 
     relay: Relay
     fed: bool = False  # whether this machine is its source
+    offered: int = 0  # bytes that this machine has sent or is sending to it
     have: int = 0  # bytes received
     consumed: int = 0  # bytes passed to the command; tar may need hours for many small files
     rate: float = 0.0  # bytes/s in the last full window
     window: tuple[float, int] = (math.inf, 0)  # (start of the current window, bytes at that time)
+    stuck: tuple[float, int] = (math.inf, -1)  # (since when it might be, bytes at that time)
     done: bool = False
     error: DdpctlError | None = None
 
@@ -87,6 +93,7 @@ class Transfer:
                         name = host.relay.connection.name
                         self.end(host, stuck(name, self.payload.part, timeout))
                 self._bypass_slow_hosts()
+                self._bypass_stuck_hosts()
                 self._try_the_second_host()
         return {
             r.connection: host.error for r, host in self.hosts.items() if host.error is not None
@@ -164,6 +171,7 @@ class Transfer:
                 fresh = chunk[max(at - done, 0) :]
                 done += len(chunk)
                 if fresh:
+                    host.offered = done
                     relay.feed(self.name, done - len(fresh), fresh)
                     self._progress.sent(relay.connection, len(fresh))
         except (OSError, HostUnreachable):
@@ -190,24 +198,46 @@ class Transfer:
         host.relay.order(op, id=self.name, upstreams=upstreams, **arguments)
 
     def _bypass_slow_hosts(self) -> None:
-        """Bypass a host that is far behind its source and slower than half of the best rate.
-
-        If the same source has had several such readers, bypass the source instead.
-        """
+        """Bypass a host that is far behind its source and slower than half of the best rate."""
         best = max((host.rate for host in self.hosts.values()), default=0.0)
-        row = list(self.hosts.values())
-        for host in row:
+        for host in self.hosts.values():
             if host.done or host.fed or host.relay.is_leaf or not 0 < host.rate < SLOW * best:
                 continue
             source = next((self.hosts[relay] for relay in self._sources(host)), None)
             if source and source.have - host.have > BEHIND * best:
-                source.relay.slow_readers += 1
-                if source.relay.slow_readers > 1 and not source.fed:  # the source is slow
-                    for wronged in row[row.index(source) : row.index(host)]:
-                        wronged.relay.is_leaf = False
-                    host = source
-                self._make_leaf(host)
+                self._bypass(host, None if source.fed else source, "too slow")
                 return
+
+    def _bypass_stuck_hosts(self) -> None:
+        """Bypass a host that has received nothing for a minute although its source has more.
+
+        A host whose command is slow to read is not stuck: it holds back what it receives.
+        """
+        now = time.monotonic()
+        for host in self.hosts.values():
+            sources = [] if host.fed else self._sources(host)
+            offered = self.hosts[sources[0]].have if sources else host.offered
+            waits = host.have >= offered or host.have - host.consumed > MAX_AHEAD
+            if host.done or waits or host.have != host.stuck[1]:
+                host.stuck = now, host.have
+            elif now - host.stuck[0] > STUCK and not host.relay.is_leaf:
+                source = self.hosts[sources[0]] if sources else None
+                bypassed = self._bypass(host, source, f"no progress for {duration(STUCK)}")
+                if sources and bypassed is host:  # but perhaps it is the source that is stuck
+                    self._read_from(host, sources[1:])
+                return
+
+    def _bypass(self, host: HostTransfer, source: HostTransfer | None, why: str) -> HostTransfer:
+        """Make a host a leaf or, if `source` has had several such readers, `source`. Return which."""
+        if source:
+            source.relay.slow_readers += 1
+            if source.relay.slow_readers > 1:
+                row = list(self.hosts.values())
+                for wronged in row[row.index(source) : row.index(host)]:
+                    wronged.relay.is_leaf = False
+                host = source
+        self._make_leaf(host, why)
+        return host
 
     def _try_the_second_host(self) -> None:
         """Test whether it is faster to feed the second host directly, in case the first is slow."""
@@ -224,18 +254,18 @@ class Transfer:
         elif second.done or now - self._trial > TRIAL:
             self._trial_over = True
             if second.done or second.rate > head.rate / SLOW:
-                self._make_leaf(head)
+                self._make_leaf(head, "too slow")
             else:
                 second.fed = False
                 self._read_from(second, self._sources(second))
 
-    def _make_leaf(self, slow: HostTransfer) -> None:
+    def _make_leaf(self, slow: HostTransfer, why: str) -> None:
         slow.relay.is_leaf = True
         self._progress.say(
-            f"{slow.relay.connection.name}: too slow; the other hosts no longer wait for it"
+            f"{slow.relay.connection.name}: {why}; the other hosts no longer wait for it"
         )
         for host in self.hosts.values():
             with self._changed:  # earlier rates belong to the old order
-                host.rate, host.window = 0.0, (math.inf, 0)
+                host.rate, host.window, host.stuck = 0.0, (math.inf, 0), (math.inf, -1)
             if host is not slow and not host.fed and not host.done:
                 self._read_from(host, self._sources(host))

@@ -21,7 +21,7 @@ from launcher.errors import HostUnreachable, PushFailed
 from launcher.push.push import PushResult
 from launcher.push.push_progress import PushProgress
 from launcher.push.push_report import HostsNotReady
-from launcher.push.transfer import chain, relay_client
+from launcher.push.transfer import chain, payload, relay_client
 from launcher.push.transfer.fanout import MIN_SAVING, Fanout
 from launcher.push.transfer.payload import Payload
 from launcher.terminal.console import Console
@@ -176,6 +176,48 @@ def test_no_host_waits_for_a_slow_one(
         f"{hosts[slow].connection.name}: too slow; the other hosts no longer wait"
         in report.notices[0]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("receives", [False, True])
+def test_no_host_waits_for_one_that_stays_connected_but_passes_nothing_on(
+    machines: Machines,
+    pushes: Pushes,
+    data: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    receives: bool,
+) -> None:
+    """From some byte on, the first host or one in the middle sends only empty frames."""
+    monkeypatch.setattr(chain, "STUCK", 1.0)
+    monkeypatch.setattr(payload, "TIMEOUT", 4.0)
+    monkeypatch.setattr(payload, "SLOWEST_DISK", 1e9)
+    mine = b"os.environ['HOME'].endswith('host%d')" % number
+    if receives:
+        line = b'link.sendall(struct.pack(">I", len(data)) + data)'
+        stuck = b"if at > 4 << 20 and " + mine + b": data = time.sleep(KEEPALIVE) or b''\n"
+    else:
+        line = b"data = data[max(self.have - at, 0) :]"
+        stuck = b"if self.have > 4 << 20 and " + mine + b": return\n"
+    assert relay_client.SOURCE.count(line) == 1
+    indent = b" " * (16 if receives else 12)
+    monkeypatch.setattr(
+        relay_client, "SOURCE", relay_client.SOURCE.replace(line, stuck + indent + line)
+    )
+    hosts = machines(4)
+    name = hosts[number].connection.name
+    if receives:
+        report = pushes(hosts, dataset=str(data)).report
+    else:
+        with pytest.raises(HostsNotReady) as caught:
+            pushes(hosts, dataset=str(data))
+        assert list(caught.value.failures) == [name]
+        report = caught.value.report
+    rest = [machine for machine in hosts if receives or machine is not hosts[number]]
+    assert all(has(machine, data) for machine in rest)
+    notice = f"{name}: no progress for 1s; the other hosts no longer wait for it"
+    assert any(notice in each for each in report.notices)
 
 
 def test_hosts_that_cannot_reach_each_other_are_fed_from_here_with_a_notice(

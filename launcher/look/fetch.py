@@ -1,6 +1,5 @@
 """Copy a run's checkpoints, output and logs from its hosts to this machine, and verify them."""
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -14,7 +13,7 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from ..budget import SLOWEST, Budget, TooMuch, time_to_hash
+from ..budget import SLOWEST, Budget, time_to_hash
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..errors import CommandFailed, DdpctlError, UnusableAnswer, UsageError
 from ..facts.shared_homes import one_per_home
@@ -25,17 +24,19 @@ from ..runs.sync_logs import log_store, sync_logs
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
-from ..ssh.stream import Completed
+from ..ssh.stream import CHUNK, Completed
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
 from ..text import counted, names, one_line
 
 LIST = load_script(__file__, "list_files.sh")
+HASH = load_script(__file__, "hash_file.sh")
 LISTING = 600.0  # seconds to list a host's files
 SILENCE = 60.0  # seconds without data after which ddpctl gives up on a host
 FOLDERS = ("checkpoints", "output", "nodes")
 SIZE = re.compile(rb"([0-9]{1,15}) ([^ ].*)", re.DOTALL)
 ROW = re.compile(rb"([0-9a-f]{64}|[->]) {1,2}(.+)", re.DOTALL)
+HASHED = re.compile(rb"([0-9]{1,15}) ([0-9a-f]{64}) .*\n")
 UNREADABLE, LINK = "-", ">"  # instead of a sha256
 
 
@@ -266,7 +267,33 @@ def _link_part(link: str, target: Path) -> Path:
 
 
 def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
-    """Fetch into a hidden file beside `target`. Return its path."""
+    """Fetch into a hidden file beside `target`. Return its path.
+
+    If the file has changed since it was listed, as those of a live run do, fetch what it has now.
+    """
+    part = _copy(file, target, done)
+    if part is None and (now := _listed_again(file)) and now != file:
+        part = _copy(now, target, done)
+    if part is None:
+        what = f"{file.path} changed while it was being fetched"
+        remedy = "fetch again (a live run changes its files)"
+        raise CommandFailed(what, remedy, host=file.member.connection.name)
+    return part
+
+
+def _listed_again(file: RemoteFile) -> RemoteFile | None:
+    """Return the file with the size and hash that it has now; None if it cannot be read any more."""
+    path = f"{file.member.place.run_dir}/{file.path}"
+    answer = file.member.connection.script(HASH, path, timeout=time_to_hash(file.size))
+    match = HASHED.fullmatch(answer.stdout)
+    return match and replace(file, size=int(match[1]), sha256=match[2].decode())
+
+
+def _copy(file: RemoteFile, target: Path, done: FetchResult) -> Path | None:
+    """Copy the first `file.size` bytes to a hidden file beside `target`. Return its path.
+
+    Return None if they do not have the right hash.
+    """
     part = target.with_name(f".{file.sha256[:24]}.part")
     to = os.open(part, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     connection, run_dir = file.member.connection, file.member.place.run_dir
@@ -276,22 +303,18 @@ def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
             out.truncate(have := 0)
         if file.size - have > shutil.disk_usage(target.parent).free:
             raise OSError(errno.ENOSPC, "No space left on device", str(done.to))
-        rest = Budget("`tail`", connection.name, file.size - have, SILENCE, slowest=SLOWEST)
+        most = file.size - have + CHUNK  # it may have grown since it was listed
+        rest = Budget("`tail`", connection.name, most, SILENCE, slowest=SLOWEST)
         argv = ["tail", "-c", f"+{have + 1}", f"{run_dir}/{file.path}"]
-        with (
-            contextlib.suppress(TooMuch),  # the digest will be wrong
-            connection.open(argv, stdin=False) as stream,
-        ):
+        with connection.open(argv, stdin=False) as stream:
             for data in rest.chunks(stream):
-                out.write(data)
-                done.bytes += len(data)
-    if _sha256(part) != file.sha256:
-        part.unlink()
-        what = f"{file.path} changed while it was being fetched"
-        raise CommandFailed(
-            what, "fetch again (a live run changes its files)", host=connection.name
-        )
-    return part
+                done.bytes += out.write(data[: file.size - out.tell()])
+                if out.tell() == file.size:
+                    break
+    if _sha256(part) == file.sha256:
+        return part
+    part.unlink()
+    return None
 
 
 def _sha256(path: Path) -> str:

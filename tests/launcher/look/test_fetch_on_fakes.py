@@ -77,6 +77,25 @@ def test_a_host_that_sends_something_else_than_it_listed_stops_no_other(
     assert Path("got", "logs", "node-1.log").exists()
 
 
+@pytest.mark.parametrize("tool", ["sha256sum", "tail"])
+def test_of_a_file_that_grows_meanwhile_what_was_there_is_fetched(
+    fake_cluster: Make, tool: str
+) -> None:
+    """As metrics.jsonl of a live run: after its size was listed, or after its hash was."""
+    cluster = fake_cluster()
+    output, _ = outputs(cluster)
+    (output / "metrics.jsonl").write_text("first\n")
+    wrapper = cluster.hosts["gpu0"].tools / tool
+    grow = f"case $* in *metrics*) echo more >> '{output}/metrics.jsonl' ;; esac"
+    wrapper.write_text(f'#!/bin/sh\n{grow}\nexec /usr/bin/{tool} "$@"\n')
+    wrapper.chmod(0o755)
+    code, _, err = cluster.ddpctl("fetch", "--to", "got")
+    assert code == 0, err
+    got = Path("got", "output", "metrics.jsonl").read_text()
+    assert got.startswith("first\n") and got.endswith("\n")
+    assert (output / "metrics.jsonl").read_text().startswith(got)
+
+
 @pytest.mark.parametrize(
     "answer", ["no list at all", "not a row\\0", "4 ../../x\\0", "4 output/x\\0\\0half a"]
 )

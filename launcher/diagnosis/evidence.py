@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..logs.event_reader import LONGEST_TEXT
-from ..logs.log_entry import LogEntry
+from ..logs.log_entry import OutputLines
 from ..outcomes import NodeState
 from ..supervisor.events import (
     Clock,
@@ -32,7 +32,7 @@ class NodeEvidence:
     host: str
     clock_skew: float = 0.0  # seconds by which the node's clock is ahead of the launching machine's
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
-    tail: Sequence[LogEntry] = ()  # the newest lines, each in an entry of its own
+    tail: Sequence[OutputLines] = ()  # the newest lines, each in an entry of its own
     exit_code: int | None = None  # reported by the supervisor, else by the engine
     engine_saw_end: bool = False  # whether the engine has reported the end of the node
     unit: str = "container"  # what the engine calls a node, in messages

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from ..budget import parse_json
 from ..logs.journal_reader import JournalReader
+from ..logs.log_entry import events_in
 from ..own_folders import current_folder
 from ..plan.plan import EngineTraits, NodePlan, Place, attempt_in, container_name
 from ..plan.supervisor_spec import ISOLATED, NO_PYTHON
@@ -158,9 +159,9 @@ def _state(text: str) -> NodeStatus:
         return NodeStatus()
     since, until, code = [*map(_number, times), None, None, None][:3]
     exit_code = None if code is None else int(code)
-    for entry in JournalReader().feed(journal.encode()):
-        if isinstance(entry.event, End):  # missing if the supervisor was killed
-            exit_code = entry.event.exit_code
+    for _, event in events_in(JournalReader().feed(journal.encode())):
+        if isinstance(event, End):  # missing if the supervisor was killed
+            exit_code = event.exit_code
     return NodeStatus(state=ContainerState(state), started=since, ended=until, exit_code=exit_code)
 
 

@@ -21,7 +21,7 @@ from ..ssh.many import try_each
 from ..supervisor.events import RestartInPlace
 from ..terminal.console import Console
 from ..text import duration
-from .monitor import FollowedNode
+from .followed_node import FollowedNode
 
 MOST_RESTARTS = 50  # evidence is kept only for this many of an attempt's newest restarts
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError
 from ..logs.log_entry import LogEntry
+from ..supervisor.events import Event
 
 SIZE = 64  # items in the queue; bounds the launcher's memory
 POLL = 0.2  # seconds that one `take` may last
@@ -20,6 +21,18 @@ class NewEntries:
 
     node_rank: int
     entries: list[LogEntry]
+    offset: int
+
+
+@dataclass(frozen=True)
+class PastEvents:
+    """The events, with their times, among the first `offset` bytes of a node's journal.
+
+    The lines among them were shown before.
+    """
+
+    node_rank: int
+    events: list[tuple[float, Event]]
     offset: int
 
 
@@ -55,7 +68,7 @@ class ProbeFailed:
     why: DdpctlError
 
 
-Item = NewEntries | Exited | Reached | Lost | ProbeFailed
+Item = NewEntries | PastEvents | Exited | Reached | Lost | ProbeFailed
 
 
 class Inbox:

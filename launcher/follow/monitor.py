@@ -5,84 +5,25 @@ with a host is reported but is not a failure. A node counts as ended only if its
 or if another node has failed and this one cannot be reached.
 """
 
-import math
 import time
-from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from ..diagnosis.evidence import NodeEvidence
 from ..engines.node_handle import AttemptHandle
-from ..engines.status import warn_once
-from ..errors import DdpctlError, HostUnreachable, lines
-from ..logs.event_reader import LONGEST_TEXT, Unreadable
-from ..logs.log_entry import LogEntry
+from ..errors import HostUnreachable, lines
+from ..logs.log_entry import events_in, output_in
 from ..logs.store import Marks, offset_in
-from ..outcomes import NodeState
-from ..supervisor.events import End, Event, RestartInPlace, Usage
+from ..supervisor.events import Event, RestartInPlace
 from ..text import names
-from .inbox import Exited, Inbox, Item, Lost, NewEntries, ProbeFailed, Reached
+from .followed_node import ENGINE_TIMEOUT, FollowedNode
+from .inbox import Exited, Inbox, Item, Lost, NewEntries, PastEvents, ProbeFailed, Reached
 from .node_watcher import PROBE_TIMEOUT, NodeWatcher
 
-DRAIN_TIMEOUT = 15.0  # seconds of silence until we give up on the rest of an ended node's journal
-ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
 SILENCE_TIMEOUT = 15.0  # seconds to wait for a silent host after all other nodes have ended
 PROBE_DELAY = 0.5  # seconds for the other nodes to end after a failure, before they are probed
 CONTACT_TIME = 1.0  # seconds during which lost or restored contacts are collected into one notice
-MOST_EVENTS = 8 << 20  # bytes of events kept per node
-TAIL_LINES = 400  # lines kept per node, to find the last lines of a failed rank
 TRYING = "the run continues, and ddpctl keeps trying to reach it"
 GIVEN_UP = "not waiting for it: another node has failed"
-
-
-@dataclass
-class Contact:
-    """This machine's contact with a node's host. Times are from time.monotonic()."""
-
-    lost: DdpctlError | None = None  # why contact was lost; None: in contact
-    lost_at: float = math.inf  # inf: in contact
-    gone: bool = False  # whether a probe after another node's failure got no answer
-    announced: DdpctlError | None = None  # the `lost` that the user was told about
-    probed_at: float = 0.0
-
-    def lose(self, why: DdpctlError, *, gone: bool = False) -> None:
-        self.lost, self.gone = why, gone
-        self.lost_at = min(self.lost_at, time.monotonic())
-
-    def restore(self) -> None:
-        self.lost, self.lost_at, self.gone = None, math.inf, False
-
-
-@dataclass
-class FollowedNode(NodeEvidence):
-    """The evidence about one node so far, and whether the node has ended."""
-
-    events: list[tuple[float, Event]] = field(default_factory=list)
-    tail: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
-    usage: Usage | None = None  # the newest
-    event_bytes: int = 0  # the size of `events` as text
-    offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
-    size: int = 0  # bytes of the journal once the node has ended
-    contact: Contact = field(default_factory=Contact)
-    done: bool = False  # whether nothing more will come from it: see Monitor._newly_done
-    killed: bool = False  # whether `kill` ended it before its supervisor could report an end
-    # times by time.monotonic()
-    reported_at: float = 0.0  # the last report of the node's watcher
-    end_received: float = 0.0
-
-    @property
-    def end_state(self) -> NodeState:
-        state = super().end_state
-        return NodeState.CANCELLED if self.killed and state is NodeState.FAILED else state
-
-    @property
-    def succeeded(self) -> bool:
-        return self.end_state is NodeState.SUCCEEDED
-
-    @property
-    def seems_alive(self) -> bool:
-        """Whether it has not reported its end and more may come from it."""
-        return not self.done and self.end is None
 
 
 @dataclass(frozen=True)
@@ -105,7 +46,7 @@ class ContactChange:
 
 
 @dataclass(frozen=True)
-class NodeEnded:
+class NodeDone:
     """A node is done. Observed once for each node."""
 
     node: FollowedNode
@@ -129,7 +70,7 @@ class Tick:
 
 
 # NewEntries are passed on as they come from the inbox
-Observation = NewEntries | NodeEnded | Restarted | ContactChange | Tick
+Observation = NewEntries | NodeDone | Restarted | ContactChange | Tick
 
 
 class Monitor:
@@ -165,7 +106,7 @@ class Monitor:
                 for item in self._inbox.take():
                     yield from self._observe(item)
                 yield Tick()
-                yield from map(NodeEnded, self._newly_done())
+                yield from map(NodeDone, self._newly_done())
                 self._probe_remaining_nodes()
                 yield from self._contact_changes(CONTACT_TIME)
             yield from self._contact_changes(0.0)
@@ -183,8 +124,12 @@ class Monitor:
         node = self.nodes[item.node_rank]
         node.reported_at = time.monotonic()
         match item:
-            case NewEntries():
-                return [item, *self._note_entries(node, item)]
+            case NewEntries(_, entries, offset):
+                for output in output_in(entries):
+                    node.keep_lines(output)
+                return [item, *self._note_events(node, events_in(entries), offset)]
+            case PastEvents(_, events, offset):
+                return [*self._note_events(node, events, offset)]
             case Reached():
                 node.contact.restore()
             case Lost(_, why) if not node.contact.lost:
@@ -198,42 +143,14 @@ class Monitor:
                     node.exit_code = item.status.exit_code
         return []
 
-    def _note_entries(self, node: FollowedNode, new: NewEntries) -> list[Restarted]:
-        restarts = []
-        for entry in new.entries:
-            if entry.event is None:
-                newest = (line[:LONGEST_TEXT] for line in entry.lines[-TAIL_LINES:])
-                origin = (entry.host, entry.node_rank, entry.time, entry.rank)
-                # not `_replace`, which takes more than twice as long
-                node.tail.extend(LogEntry(*origin, None, [line]) for line in newest)
-            elif restarted := self._note_event(node, entry.time, entry.event):
-                restarts.append(restarted)
-        node.offset = new.offset
-        return restarts
-
-    def _note_event(self, node: FollowedNode, at: float, event: Event) -> Restarted | None:
-        """Keep an event. If it reports a restart in place, return the observation, else None.
-
-        at: unix seconds, by the node's clock.
-        """
-        if isinstance(event, Unreadable):
-            warn_once(f"{node.host}: skipping unreadable events in its journal")
-            return None
-        if isinstance(event, Usage):  # keep only the newest, because one arrives every few seconds
-            node.usage = event
-            node.gpus_before = node.gpus_before or event.gpus
-            return None
-        node.events.append((at, event))
-        node.event_bytes += len(repr(event))
-        if node.event_bytes > MOST_EVENTS:  # after many restarts in place; the newest matter
-            half = len(node.events) // 2
-            newer = enumerate(node.events[half:], half)
-            restarts = (index for index, (_, e) in newer if isinstance(e, RestartInPlace))
-            del node.events[: next(restarts, half)]  # no part of a round would show its cause
-            node.event_bytes = sum(len(repr(kept)) for _, kept in node.events)
-        if isinstance(event, End):
-            node.exit_code, node.end_received = event.exit_code, time.monotonic()
-        return Restarted(node, at, event) if isinstance(event, RestartInPlace) else None
+    def _note_events(
+        self, node: FollowedNode, events: Sequence[tuple[float, Event]], offset: int
+    ) -> list[Restarted]:
+        """Keep the events among the first `offset` bytes of the journal. Return its restarts."""
+        node.offset = offset
+        for at, event in events:
+            node.keep_event(at, event)
+        return [Restarted(node, at, e) for at, e in events if isinstance(e, RestartInPlace)]
 
     def _contact_changes(self, wait: float) -> Iterator[ContactChange]:
         """Yield all contact changes that were not announced, `wait` seconds after the first of them."""
@@ -252,7 +169,7 @@ class Monitor:
         """Mark the nodes that are done, and return those that were not marked before."""
         waiting, now = self._waiting(), time.monotonic()
         for node in waiting:
-            node.done = _is_done(node, now, drained=self._inbox.was_empty)
+            node.done = node.nothing_more_comes(now, drained=self._inbox.was_empty)
         remaining = [node for node in waiting if node.seems_alive]
         if self._are_lost(remaining, now):
             for node in remaining:
@@ -290,22 +207,3 @@ class Monitor:
             if node.seems_alive and now - node.contact.probed_at >= PROBE_TIMEOUT:
                 node.contact.probed_at = now
                 watcher.probe()
-
-
-def _is_done(node: FollowedNode, now: float, *, drained: bool) -> bool:
-    """Return whether nothing more will come from the node, for one of these reasons:
-
-    - Its host did not answer a probe after another node's failure.
-    - The node and its engine have reported its end.
-    - The node reported its end ENGINE_TIMEOUT ago, and its engine has not confirmed it.
-    - Its engine has reported its end, and its whole journal was read.
-    - Its engine has reported its end, and nothing has arrived for DRAIN_TIMEOUT.
-
-    now: time.monotonic(). drained: whether the Monitor has taken all items from its inbox.
-    """
-    if node.contact.gone:
-        return True
-    if node.end:
-        return node.engine_saw_end or (drained and now - node.end_received > ENGINE_TIMEOUT)
-    silent = drained and now - node.reported_at > DRAIN_TIMEOUT
-    return node.engine_saw_end and (silent or node.offset >= node.size)

@@ -7,12 +7,13 @@ from ..engines.node_handle import NodeHandle
 from ..engines.status import ContainerState
 from ..errors import HostUnreachable, UnusableAnswer
 from ..logs.journal_reader import JournalReader
+from ..logs.log_entry import EventEntry, events_in
 from ..ssh import silent_hosts
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
 from ..supervisor.events import End
-from .inbox import Exited, Inbox, Item, Lost, NewEntries, ProbeFailed, Reached
+from .inbox import Exited, Inbox, Item, Lost, NewEntries, PastEvents, ProbeFailed, Reached
 
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 CHUNK = 32 << 10  # bytes of a journal read at once
@@ -90,14 +91,12 @@ class NodeWatcher:
         """Yield the events among the lines that were shown before; the diagnosis needs them."""
         if not (offset := self._reader.offset):
             return
-        connection, journal = self._member.connection, self._member.place.journal
-        done = connection.script(EVENTS, journal, str(offset), "\t!\t", limit=LONG_OUTPUT)
-        entries = JournalReader(connection.name, self.node_rank).feed(done.stdout)
-        known = [entry._replace(end=0) for entry in entries]  # so that the log skips them
-        yield NewEntries(self.node_rank, known, offset)
+        argv = [self._member.place.journal, str(offset), "\t!\t"]
+        done = self._member.connection.script(EVENTS, *argv, limit=LONG_OUTPUT)
+        yield PastEvents(self.node_rank, events_in(JournalReader().feed(done.stdout)), offset)
 
     def _new_entries(self) -> Iterator[Item]:
-        """Yield the journal's entries up to `end`, and Reached once the host answers.
+        """Yield the journal's entries up to the node's End, and Reached once the host answers.
 
         Resumes where the reader stopped, even in a line that a lost connection cut off.
         """
@@ -108,11 +107,12 @@ class NodeWatcher:
         while data := stream.read(CHUNK):
             entries = self._reader.feed(data)
             yield NewEntries(self.node_rank, entries, self._reader.offset)
-            if entries and isinstance(entries[-1].event, End):
-                self._read_whole = True
-                return
+            match entries:
+                case [*_, EventEntry(event=End())]:
+                    self._read_whole = True
+                    return
         stream.close()
-        raise HostUnreachable("its log stream ended", host=self._member.connection.name)
+        raise HostUnreachable("its log stream broke off", host=self._member.connection.name)
 
     def _wait_for_exit(self) -> Iterator[Item]:
         """Yield Exited once the engine reports the node's end. After an error, first yield Reached."""

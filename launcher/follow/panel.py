@@ -25,7 +25,7 @@ from ..terminal.console import Console
 from ..terminal.live import Live
 from ..terminal.sanitize import visible
 from ..text import counted, names, printable, ranges
-from .monitor import FollowedNode
+from .followed_node import FollowedNode
 from .slow_ranks import slow_nodes
 from .trainer_progress import Progress, read_progress
 

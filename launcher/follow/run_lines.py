@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from ..logs.fold_lines import Fold
-from ..logs.log_entry import LogEntry
+from ..logs.log_entry import OutputLines
 from ..logs.torchrun_report import TorchrunReports
 from ..terminal.console import Console
 from ..text import counted
@@ -22,8 +22,8 @@ class RunLines:
         self._reports = TorchrunReports()
         self._fold = Fold() if console.fold else None
 
-    def show(self, entries: Sequence[LogEntry]) -> None:
-        self._print(self._reports.feed(entries) if self._brief else entries)
+    def show(self, output: Sequence[OutputLines]) -> None:
+        self._print(self._reports.feed(output) if self._brief else output)
 
     def flush(self) -> None:
         """Print the lines that have waited long enough for folding, and flush the console."""
@@ -42,7 +42,7 @@ class RunLines:
             self._console.say(f"{hidden}; `ddpctl logs` shows it")
         self._reports.hidden_on.clear()
 
-    def _print(self, entries: Sequence[LogEntry]) -> None:
+    def _print(self, output: Sequence[OutputLines]) -> None:
         if self._fold:
-            entries = self._fold.feed(entries, time.monotonic())
-        self._console.show(entries)
+            output = self._fold.feed(output, time.monotonic())
+        self._console.show(output)

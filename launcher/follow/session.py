@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ..engines.node_handle import AttemptHandle
 from ..errors import DdpctlError
+from ..logs.log_entry import output_in
 from ..logs.store import LogStore, Marks
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..runs.record import AttemptRecord, RunRecord, timestamp
@@ -25,17 +26,10 @@ from ..text import counted
 from . import detach
 from .attempt_end import explain, note_killed, report_end
 from .ctrl_c import LEAVING, Interrupts
+from .followed_node import FollowedNode
 from .hooks import EventHook
 from .inbox import NewEntries
-from .monitor import (
-    ContactChange,
-    FollowedNode,
-    Monitor,
-    NodeEnded,
-    Observation,
-    Restarted,
-    Tick,
-)
+from .monitor import ContactChange, Monitor, NodeDone, Observation, Restarted, Tick
 from .panel import live_panel
 from .run_lines import RunLines
 
@@ -115,9 +109,9 @@ class Session:
                 case NewEntries(node_rank, entries):
                     if self.store:
                         self.store.append(node_rank, entries, self.run.handle.number)
-                    self.lines.show(entries)
-                case NodeEnded(node):
-                    self._node_ended(node)
+                    self.lines.show(output_in(entries))
+                case NodeDone(node):
+                    self._node_done(node)
                 case Restarted():
                     self._restarted(observation)
                 case ContactChange():
@@ -170,7 +164,7 @@ class Session:
             where = {"host": cause.host, "node_rank": cause.node_rank}
             self.hook("restarted", self.record, message=cause.headline, **where)
 
-    def _node_ended(self, node: FollowedNode) -> None:
+    def _node_done(self, node: FollowedNode) -> None:
         entry = self.record.attempt.nodes[node.node_rank]
         is_news = entry.state not in ENDED
         entry.exit_code, entry.state = node.exit_code, node.end_state

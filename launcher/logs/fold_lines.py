@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..text import names, ranges
-from .log_entry import LogEntry
+from .log_entry import OutputLines
 
 LIMIT = 4096  # maximum number of open groups; bounds memory
 WAIT = 0.5  # seconds for which a group of a live run waits for more ranks
@@ -21,12 +21,12 @@ class Group:
     """One text and who wrote it: ranks, or hosts if the text belongs to no rank."""
 
     key: tuple[bool, bytes]  # whether ranks wrote it, and the text without its newline
-    first: LogEntry  # the group's first line
+    first: OutputLines  # the group's first line
     born: float  # time.monotonic() of the first line
     who: list[Any] = field(default_factory=list)
 
     @property
-    def entry(self) -> LogEntry:
+    def entry(self) -> OutputLines:
         if len(self.who) == 1:
             return self.first
         who = names(self.who) if self.first.rank is None else ranges(self.who)
@@ -43,7 +43,7 @@ class Fold:
         self._alike: dict[tuple[bool, bytes], list[int]] = {}  # numbers of open groups, by key
         self._last: dict[int | str, int] = {}  # number of the newest group of each rank or host
 
-    def feed(self, entries: Iterable[LogEntry], now: float = 0.0) -> list[LogEntry]:
+    def feed(self, entries: Iterable[OutputLines], now: float = 0.0) -> list[OutputLines]:
         """Add lines. If too many groups are open, close and return the oldest ones."""
         for entry in entries:
             who = entry.host if entry.rank is None else entry.rank
@@ -51,14 +51,14 @@ class Fold:
                 self._add(who, line, entry, now)
         return self._take(len(self._open) - self._limit)
 
-    def take_older(self, now: float, wait: float = WAIT) -> list[LogEntry]:
+    def take_older(self, now: float, wait: float = WAIT) -> list[OutputLines]:
         """Close and return the groups that began more than `wait` seconds ago."""
         return self._take(sum(1 for group in self._open.values() if group.born <= now - wait))
 
-    def take_all(self) -> list[LogEntry]:
+    def take_all(self) -> list[OutputLines]:
         return self._take(len(self._open))
 
-    def _add(self, who: int | str, line: bytes, entry: LogEntry, now: float) -> None:
+    def _add(self, who: int | str, line: bytes, entry: OutputLines, now: float) -> None:
         key = (entry.rank is not None, line)
         alike = self._alike.setdefault(key, [])
         place = bisect.bisect_right(alike, self._last.get(who, -1))
@@ -69,7 +69,7 @@ class Fold:
         self._last[who] = alike[place]
         self._open[alike[place]].who.append(who)
 
-    def _take(self, count: int) -> list[LogEntry]:
+    def _take(self, count: int) -> list[OutputLines]:
         taken = []
         for _ in range(count):
             group = self._open.pop(next(iter(self._open)))

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from .event_reader import parsed_event
-from .log_entry import LogEntry, grouped
+from .log_entry import EventEntry, LogEntry, OutputLines, grouped
 
 LONGEST_LINE = 32 << 20  # bytes kept of one line; supervisors split lines long before this
 HEAD = re.compile(rb"(\d{1,11}(?:\.\d{1,9})?)\t(-|!|\d{1,7})\t")  # TIME and WHO of an entry
@@ -21,10 +21,11 @@ class JournalReader:
         self._time = 0.0  # the time of the last entry
 
     def feed(self, data: bytes) -> list[LogEntry]:
-        """Parse the next piece. Return the entries whose lines end in it."""
+        """Parse the next piece. Return the entries that it completes."""
         first, *lines = data.split(b"\n")
         self._partial += first[: LONGEST_LINE - len(self._partial)]
-        begin = self.offset + len(first) - len(self._partial)  # wrong only if the line was cut
+        # counted back from the line's last byte, because its beginning may be all that was kept
+        begin = self.offset + len(first) - len(self._partial)
         self.offset += len(data)
         if not lines:
             return []
@@ -46,9 +47,8 @@ class JournalReader:
             if who == b"!":
                 for text in texts:
                     offset += size + len(text)
-                    event = parsed_event(text)
-                    yield LogEntry(self._host, self._node_rank, self._time, None, event, [], offset)
+                    yield EventEntry(self._time, parsed_event(text), offset)
             else:
                 offset += size * len(texts) + sum(map(len, texts))
                 rank = None if who == b"-" else int(who)
-                yield LogEntry(self._host, self._node_rank, self._time, rank, None, texts, offset)
+                yield OutputLines(self._host, self._node_rank, self._time, rank, texts, offset)

@@ -1,6 +1,6 @@
-"""Log lines as entries. Pure.
+"""Entries of a journal: lines of output, and events. Pure.
 
-On disk and on screen, a line is `[host:rank] text`, or `[host] text` if it belongs to no rank.
+On disk and on screen, a line of output is `[host:rank] text`, or `[host] text` if it belongs to no rank.
 """
 
 import itertools
@@ -14,16 +14,15 @@ from ..supervisor.events import Event
 LABEL = re.compile(rb"\[([^\]]*?[^:\]])(?::(0|[1-9]\d{0,6}))?\] ")
 
 
-class LogEntry(NamedTuple):
-    """One event of a node, or adjacent lines of its output that have the same time and rank."""
+class OutputLines(NamedTuple):
+    """Adjacent lines of a node's output that have the same time and rank."""
 
     host: str  # "" if a damaged log file lacks it; from Fold, may be several hosts or ranks
     node_rank: int
     time: float  # unix seconds on the host's clock
-    rank: int | None  # global rank; None for torchrun, the supervisor and events
-    event: Event | None  # None for output
-    lines: Sequence[bytes]  # as written, without their newlines; [] for an event
-    end: int = 0  # where the entry ends in the journal, in bytes; 0 if it is not from a journal
+    rank: int | None  # global rank; None for torchrun and the supervisor
+    lines: Sequence[bytes]  # at least one, as written, without their newlines
+    offset: int = 0  # bytes of the journal up to here; 0 if they are not from a journal
 
     @property
     def label(self) -> bytes:
@@ -31,27 +30,46 @@ class LogEntry(NamedTuple):
         return f"[{who}] ".encode(errors="surrogateescape") if self.host else b""
 
 
-def render(entries: Iterable[LogEntry]) -> bytes:
-    """Return the entries' lines with their labels and newlines, without events."""
+class EventEntry(NamedTuple):
+    """An event of a node, which is never shown."""
+
+    time: float  # unix seconds on the host's clock
+    event: Event
+    offset: int  # bytes of the journal up to here
+
+
+LogEntry = OutputLines | EventEntry
+
+
+def output_in(entries: Iterable[LogEntry]) -> list[OutputLines]:
+    return [entry for entry in entries if isinstance(entry, OutputLines)]
+
+
+def events_in(entries: Iterable[LogEntry]) -> list[tuple[float, Event]]:
+    """Return the events, each with its time."""
+    return [(entry.time, entry.event) for entry in entries if isinstance(entry, EventEntry)]
+
+
+def render(output: Iterable[OutputLines]) -> bytes:
+    """Return the lines with their labels and newlines."""
     texts = []
-    for entry in entries:
-        if entry.lines:
-            head = entry.label
-            texts.append(head + (b"\n" + head).join(entry.lines) + b"\n")
+    for entry in output:
+        head = entry.label
+        texts.append(head + (b"\n" + head).join(entry.lines) + b"\n")
     return b"".join(texts)
 
 
-def parse(text: bytes, node_rank: int, time: float) -> list[LogEntry]:
-    """Return the entries of one node from lines that `render` wrote. All get the same time."""
+def parse(text: bytes, node_rank: int, time: float) -> list[OutputLines]:
+    """Return one node's lines, from text that `render` wrote. All get the same time."""
     lines = text.split(b"\n")
     if not lines[-1]:
         del lines[-1]
-    entries = []
+    output = []
     for head, texts in grouped(lines, LABEL):
         host = head[1].decode(errors="surrogateescape") if head else ""
         rank = int(head[2]) if head and head[2] else None
-        entries.append(LogEntry(host, node_rank, time, rank, None, texts))
-    return entries
+        output.append(OutputLines(host, node_rank, time, rank, texts))
+    return output
 
 
 def grouped(

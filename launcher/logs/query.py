@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .log_entry import LogEntry, parse
+from .log_entry import OutputLines, parse
 from .store import Marks, read_index
 
 
@@ -28,10 +28,10 @@ class LogFilter:
     since: float | None = None
     tail: int | None = None
 
-    def choose(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
+    def choose(self, output: Iterable[OutputLines]) -> list[OutputLines]:
         """Return the lines that match `nodes`, `ranks`, `hosts` and `grep`."""
         chosen = []
-        for entry in filter(self._takes, entries):
+        for entry in filter(self._takes, output):
             if self.grep:
                 label = entry.label
                 lines = [line for line in entry.lines if self.grep.search(label + line)]
@@ -40,7 +40,7 @@ class LogFilter:
                 chosen.append(entry)
         return chosen
 
-    def _takes(self, entry: LogEntry) -> bool:
+    def _takes(self, entry: OutputLines) -> bool:
         return (
             (self.nodes is None or entry.node_rank in self.nodes)
             and (self.ranks is None or entry.rank in self.ranks)
@@ -50,7 +50,7 @@ class LogFilter:
 
 def merged(
     folder: Path, log_filter: LogFilter, known: Marks, shown: Marks | None = None
-) -> Iterator[list[LogEntry]]:
+) -> Iterator[list[OutputLines]]:
     """Yield the recorded lines that the filter selects, in batches ordered by attempt and time.
 
     known: the marks at which to end. shown: the marks after which to begin (default: at the start).
@@ -61,11 +61,11 @@ def merged(
     return iter([last_lines(itertools.chain.from_iterable(batches), log_filter.tail)])
 
 
-def last_lines(entries: Iterable[LogEntry], count: int) -> list[LogEntry]:
+def last_lines(output: Iterable[OutputLines], count: int) -> list[OutputLines]:
     """Return the last `count` lines."""
-    last: deque[LogEntry] = deque()
+    last: deque[OutputLines] = deque()
     extra = -count  # lines in `last` beyond `count`
-    for entry in entries:
+    for entry in output:
         last.append(entry)
         extra += len(entry.lines)
         while last and len(last[0].lines) <= extra:
@@ -81,7 +81,7 @@ def attempts_in(folder: Path, known: Marks) -> list[int]:
 
 def _batches(
     folder: Path, log_filter: LogFilter, known: Marks, shown: Marks
-) -> Iterator[list[LogEntry]]:
+) -> Iterator[list[OutputLines]]:
     """Yield the recorded lines that the filter selects by time and attempt."""
     spans = []
     for node_rank, last in known.items():

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ..own_folders import make_folder, try_lock
-from .log_entry import LogEntry, render
+from .log_entry import LogEntry, output_in, render
 
 INDEX = re.compile(r"\.node-(\d{1,7})\.index")
 MARK = re.compile(rb"(\d{1,12}\.\d{6}) (\d{1,7}) (\d{1,18}) (\d{1,18})")
@@ -64,14 +64,14 @@ class NodeLog:
         logs are merged by time and searched by time.
         """
         known = offset_in(attempt, self.mark)
-        new = [entry for entry in entries if entry.end > known]
+        new = [entry for entry in entries if entry.offset > known]
         for _, second in itertools.groupby(new, lambda entry: int(entry.time)):
             group = list(second)
-            text, last = render(group), group[-1]
+            text, last = render(output_in(group)), group[-1]
             self._log.write(text)
             self._log.flush()
-            self.mark = Mark(last.time, attempt, last.end, self.mark.size + len(text))
-            self._index.write(f"{last.time:.6f} {attempt} {last.end} {self.mark.size}\n")
+            self.mark = Mark(last.time, attempt, last.offset, self.mark.size + len(text))
+            self._index.write(f"{last.time:.6f} {attempt} {last.offset} {self.mark.size}\n")
             self._index.flush()
 
     def close(self) -> None:

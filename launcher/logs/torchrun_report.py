@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .log_entry import LogEntry
+from .log_entry import OutputLines
 
 MOST_LINES, LONGEST_LINE = 200, 4096  # the limits of one traceback; bound memory
 START = b"Traceback (most recent call last):"
@@ -28,7 +28,7 @@ NOTICE = re.compile(
 class AgentOutput:
     """The state of parsing one node's output from torchrun."""
 
-    newest: LogEntry
+    newest: OutputLines
     held: list[bytes] = field(default_factory=list)  # an unfinished traceback
     borders: int = 0  # edges of the box that are still expected once a report has begun
 
@@ -43,7 +43,7 @@ class TorchrunReports:
         self.hidden_on: set[int] = set()
         self._agents: dict[int, AgentOutput] = {}  # by node rank
 
-    def feed(self, entries: Iterable[LogEntry]) -> list[LogEntry]:
+    def feed(self, entries: Iterable[OutputLines]) -> list[OutputLines]:
         """Return the entries without torchrun's reports."""
         shown = []
         for entry in entries:
@@ -53,13 +53,13 @@ class TorchrunReports:
                 shown.append(entry._replace(lines=lines))
         return shown
 
-    def take_held(self) -> list[LogEntry]:
+    def take_held(self) -> list[OutputLines]:
         """Return the lines that were held back for a traceback that never ended."""
         agents = [agent for agent in self._agents.values() if agent.held]
         self._agents.clear()
         return [agent.newest._replace(lines=agent.held) for agent in agents]
 
-    def _shown(self, entry: LogEntry) -> list[bytes]:
+    def _shown(self, entry: OutputLines) -> list[bytes]:
         agent = self._agents.setdefault(entry.node_rank, AgentOutput(entry))
         agent.newest = entry
         shown: list[bytes] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import ContainerState
 from ..errors import CommandTimeout, DdpctlError, NodesFailed, UsageError
-from ..logs.log_entry import LogEntry
+from ..logs.log_entry import OutputLines
 from ..runs.newest_attempt import newest_attempt
 from ..runs.run_folder import RunFolder
 from ..ssh.host_connection import HostConnection
@@ -162,7 +162,7 @@ def _on_all(attempt: AttemptHandle, run_id: str, wanted: ExecOptions, console: C
 
         def show(*lines: bytes) -> None:
             node_rank = member.place.node_rank
-            console.show([LogEntry(connection.name, node_rank, 0.0, None, None, lines)])
+            console.show([OutputLines(connection.name, node_rank, 0.0, None, lines)])
 
         with _start(member, run_id, wanted) as running:
             for number, data in running.output():

@@ -10,6 +10,7 @@ from ..follow.ctrl_c import Interrupts
 from ..follow.inbox import NewEntries
 from ..follow.monitor import Monitor, Tick
 from ..follow.run_lines import RunLines
+from ..logs.log_entry import output_in
 from ..logs.query import LogFilter, attempts_in, merged
 from ..logs.store import LogStore, Marks, known_marks
 from ..outcomes import Exit, RunState
@@ -123,7 +124,7 @@ def print_new(
                 case NewEntries(node_rank, entries):
                     if store:
                         store.append(node_rank, entries, number)
-                    lines.show(log_filter.choose(entries))
+                    lines.show(log_filter.choose(output_in(entries)))
                 case Tick():
                     lines.flush()
                     stopped_by = interrupts.take()

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
 from ..logs.journal_reader import JournalReader
+from ..logs.log_entry import events_in
 from ..logs.metrics import number
 from ..outcomes import NodeState, run_state
 from ..runs.record import AttemptRecord, RunRecord, parse_timestamp, timestamp
@@ -108,9 +109,7 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
         for rank, attempt, lines in zip(parts, parts, parts, strict=True):
             place = (int(attempt), int(rank))
             if hosts.get(place) == host:
-                events = [
-                    (r.time, r.event) for r in JournalReader().feed(lines) if r.event is not None
-                ]
+                events = events_in(JournalReader().feed(lines))
                 journals[place] = NodeJournal(place[1], host, events=events, attempt=place[0])
     return Journals([journals[place] for place in sorted(journals)])
 

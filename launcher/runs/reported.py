@@ -13,6 +13,7 @@ from ..engines.status import ContainerState, NodeStatus, host_text
 from ..errors import DdpctlError
 from ..logs.event_reader import parsed
 from ..logs.journal_reader import JournalReader
+from ..logs.log_entry import events_in
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..run_id import is_run_id
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
@@ -78,8 +79,8 @@ def parse_reports(text: bytes, host: str) -> Iterator[Report]:
             run = parsed(ReportedRun, parse_json(document.encode()))
         except ValueError:
             run = ReportedRun()
-        events = [each.event for each in JournalReader().feed(record.encode() + b"\n")]
-        end = next((event for event in events if isinstance(event, End)), None)
+        events = events_in(JournalReader().feed(record.encode() + b"\n"))
+        end = next((event for _, event in events if isinstance(event, End)), None)
         state = ContainerState.EXITED if end else ContainerState.UNKNOWN
         if end.state is EndState.CANCELLED if end else marked:
             state = ContainerState.CANCELLED

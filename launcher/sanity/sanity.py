@@ -14,7 +14,7 @@ from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
 from ..follow.detach import taking_care
 from ..hosts import Cluster, override_job, user_env
-from ..logs.log_entry import LogEntry
+from ..logs.log_entry import OutputLines
 from ..outcomes import Exit
 from ..own_folders import read_cache, state_home, write_cache
 from ..plan.launch_options import LaunchOptions
@@ -60,7 +60,7 @@ class RecordingConsole(Console):
         super().__init__(quiet=console.quiet, verbose=console.verbose, plain=True)
         self.report = report
 
-    def show(self, entries: Iterable[LogEntry]) -> None:
+    def show(self, entries: Iterable[OutputLines]) -> None:
         for entry in entries:
             for line in entry.lines:
                 # only node 0 runs rank 0, but a host may report any rank

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..logs.log_entry import LogEntry, render
+from ..logs.log_entry import OutputLines, render
 from ..text import printable
 from .sanitize import visible
 from .streams import ResultStream, reserve, write_message
@@ -144,7 +144,7 @@ class Console:
         shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colors if shown else None))
 
-    def show(self, entries: Iterable[LogEntry]) -> None:
+    def show(self, entries: Iterable[OutputLines]) -> None:
         """Print log lines. They may not be visible until `flush`.
 
         `ddpctl sanity` overrides this to get the entries.

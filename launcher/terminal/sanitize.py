@@ -11,7 +11,7 @@ the user asked for them.
 
 import re
 
-from ..logs.log_entry import LogEntry
+from ..logs.log_entry import OutputLines
 from ..text import ESCAPES
 
 _COLOR = re.compile(r"\x1b\[[0-9;:]*m")
@@ -28,6 +28,6 @@ def without_overwritten(text: bytes) -> bytes:
     return _OVERWRITTEN.sub(b"", text)
 
 
-def visible(entry: LogEntry) -> LogEntry:
-    """Return the entry without overwritten text. `render` then adds the label, which must stay."""
+def visible(entry: OutputLines) -> OutputLines:
+    """Return the lines without overwritten text. `render` then adds the label, which must stay."""
     return entry._replace(lines=[without_overwritten(line) for line in entry.lines])

@@ -21,7 +21,7 @@ from launcher.diagnosis.evidence import Evidence, NodeEvidence
 from launcher.diagnosis.first_failure import first_failure
 from launcher.failure import FirstFailure
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_entry import LogEntry
+from launcher.logs.log_entry import LogEntry, OutputLines, events_in, output_in
 from launcher.plan.supervisor_spec import BUNDLE, ISOLATED
 from launcher.start.fill_node_folders import supervisor_file
 from launcher.supervisor.channel import Status
@@ -87,15 +87,16 @@ class Node:
         return self.process.pid
 
     def entries(self) -> list[LogEntry]:
-        """Return each line as an entry of its own."""
         with contextlib.suppress(FileNotFoundError):
-            found = JournalReader().feed((self.folder / "journal").read_bytes())
-            alone = ([r._replace(lines=[line]) for line in r.lines] or [r] for r in found)
-            return [record for records in alone for record in records]
+            return JournalReader().feed((self.folder / "journal").read_bytes())
         return []
 
+    def output(self) -> list[OutputLines]:
+        """Return each line in an OutputLines of its own."""
+        return [r._replace(lines=[line]) for r in output_in(self.entries()) for line in r.lines]
+
     def events(self, kind: type[E]) -> list[tuple[float, E]]:
-        found = ((record.time, record.event) for record in self.entries())
+        found = events_in(self.entries())
         return [(time, event) for time, event in found if isinstance(event, kind)]
 
     def event(self, kind: type[E]) -> E:
@@ -113,7 +114,7 @@ class Node:
         return self.end.reason
 
     def lines(self, rank: int | None) -> list[bytes]:
-        return [r.lines[0] for r in self.entries() if r.event is None and r.rank == rank]
+        return [each.lines[0] for each in self.output() if each.rank == rank]
 
     def wait(self, timeout: float = 60.0) -> int:
         assert self.process is not None
@@ -221,12 +222,11 @@ class Attempt:
 
 
 def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
-    records = node.entries()
     return NodeEvidence(
         node.node_rank,
         node.spec["host"],
-        events=[(r.time, r.event) for r in records if r.event],
-        tail=[entry for entry in records if entry.event is None][-400:],
+        events=events_in(node.entries()),
+        tail=node.output()[-400:],
         **facts.get(f"node_{node.node_rank}", {}),
     )
 

@@ -34,7 +34,7 @@ from launcher.facts.nvidia import Nvidia, parse_nvidia, parse_use
 from launcher.follow.trainer_progress import parse_progress
 from launcher.logs.event_reader import parsed_event
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_entry import LogEntry
+from launcher.logs.log_entry import OutputLines
 from launcher.look import fetch
 from launcher.look.exec import Sanitizer
 from launcher.push.files import manifest
@@ -191,7 +191,7 @@ def test_journal_events(document: Any, noise: bytes) -> None:
     parsed_event(noise)
     reader = JournalReader()
     data = b"1.5\t!\t" + text + b"\n" + noise + b"\n"
-    assert reader.feed(data)[-1].end == reader.offset == len(data)
+    assert reader.feed(data)[-1].offset == reader.offset == len(data)
     parse_progress(text + b"\n" + noise, 1)
     charts(text + b"\n" + noise)
 
@@ -337,8 +337,8 @@ UNITS = st.sampled_from(
 LONG = 300_000  # characters
 
 
-def three_times(text: str) -> list[LogEntry]:
-    return [LogEntry("gpu1", 0, 1.0, 0, None, [text.encode()])] * 3
+def three_times(text: str) -> list[OutputLines]:
+    return [OutputLines("gpu1", 0, 1.0, 0, [text.encode()])] * 3
 
 
 PARSERS: dict[str, Callable[[str], object]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from launcher.diagnosis.evidence import Evidence, NodeEvidence, before_restart
 from launcher.diagnosis.failure_text import MOST_RANKS, failure_text
 from launcher.diagnosis.first_failure import first_failure
-from launcher.logs.log_entry import LogEntry
+from launcher.logs.log_entry import OutputLines
 from launcher.supervisor.events import (
     Collective,
     Collectives,
@@ -38,7 +38,7 @@ def evidence() -> Evidence:
                 (3.0, End(EndState.FAILED if rank == 0 else EndState.STOPPED, 1)),
             ],
             tail=[
-                LogEntry(f"gpu{rank}", rank, 1.5, rank, None, [b"line %d of rank %d" % (n, rank)])
+                OutputLines(f"gpu{rank}", rank, 1.5, rank, [b"line %d of rank %d" % (n, rank)])
                 for n in range(50)
             ],
         )
@@ -107,9 +107,7 @@ def test_the_failure_before_a_restart_in_place_has_a_text_of_its_own() -> None:
 
 def test_a_host_that_reports_very_many_ranks_fills_no_text() -> None:
     exits = [(1.0, RankExit(rank, 0, 1)) for rank in range(5000)]
-    evil = NodeEvidence(
-        0, "evil", events=exits, tail=[LogEntry("evil", 0, 1.0, 0, None, [b"a line"])]
-    )
+    evil = NodeEvidence(0, "evil", events=exits, tail=[OutputLines("evil", 0, 1.0, 0, [b"a line"])])
     evidence = Evidence(1, [evil])
     failure = first_failure(evidence)
     assert failure

@@ -16,11 +16,12 @@ from local_attempt import local_attempt
 
 from launcher.engines.status import ContainerState, NodeStatus, warn_once
 from launcher.errors import HostUnreachable
-from launcher.follow import inbox
+from launcher.follow import followed_node, inbox
 from launcher.follow import monitor as module
 from launcher.follow.attempt_end import explain
+from launcher.follow.followed_node import Contact, FollowedNode
 from launcher.follow.inbox import Exited, NewEntries, Reached
-from launcher.follow.monitor import Contact, FollowedNode, Monitor, NodeEnded, Restarted, Tick
+from launcher.follow.monitor import Monitor, NodeDone, Restarted, Tick
 from launcher.follow.node_watcher import EVENTS
 from launcher.hosts import Host
 from launcher.logs.journal_reader import JournalReader
@@ -65,12 +66,12 @@ class Busy(HostConnection):
 def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
     """What the monitor yields for an ended node, `known` bytes of whose journal were shown before.
 
-    Without NewEntries and Ticks, and the node in place of a NodeEnded.
+    Without NewEntries and Ticks, and the node in place of a NodeDone.
     """
     attempt = local_attempt(folder, journal, Busy())
     monitor = Monitor(attempt, {0: Mark(1.7, 1, known, 0)} if known else {})
     rest = [each for each in monitor.observations() if not isinstance(each, NewEntries | Tick)]
-    return [each.node if isinstance(each, NodeEnded) else each for each in rest]
+    return [each.node if isinstance(each, NodeDone) else each for each in rest]
 
 
 def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
@@ -108,8 +109,8 @@ def test_a_node_is_done_once_all_of_it_was_read_or_a_probe_of_its_host_failed(
     known: dict[str, Any], done: bool
 ) -> None:
     node = FollowedNode(0, "gpu1", **known)
-    assert module._is_done(node, 100.0, drained=False) is done
-    assert module._is_done(node, 1000.0, drained=True) is done
+    assert node.nothing_more_comes(100.0, drained=False) is done
+    assert node.nothing_more_comes(1000.0, drained=True) is done
 
 
 @pytest.mark.parametrize(
@@ -119,15 +120,15 @@ def test_a_node_that_has_ended_is_done_after_a_silence_in_which_no_line_waits(
     known: dict[str, Any], silence: float
 ) -> None:
     node = FollowedNode(0, "gpu1", **known)
-    assert module._is_done(node, 100.1 + silence, drained=True)
-    assert not module._is_done(node, 99.9 + silence, drained=True)
-    assert not module._is_done(node, 100.1 + silence, drained=False)
+    assert node.nothing_more_comes(100.1 + silence, drained=True)
+    assert not node.nothing_more_comes(99.9 + silence, drained=True)
+    assert not node.nothing_more_comes(100.1 + silence, drained=False)
 
 
 def test_of_too_many_events_the_oldest_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST_EVENTS", 1000)
+    monkeypatch.setattr(followed_node, "MOST_EVENTS", 1000)
     flood = b'1.0\t!\t{"kind": "ranks", "pids": {"0": 7}}\n' * 500
     [node] = followed(tmp_path, flood + JOURNAL, 0)
     assert 10 < len(node.events) < 50
@@ -138,17 +139,16 @@ def test_no_failure_text_is_made_from_events_of_which_some_were_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Node 0 has printed long tracebacks in each round, and node 1 has only followed it."""
-    monkeypatch.setattr(module, "MOST_EVENTS", 15_000)
+    monkeypatch.setattr(followed_node, "MOST_EVENTS", 15_000)
     attempt = local_attempt(tmp_path, b"", Busy())
-    monitor = Monitor(attempt, {})
     nodes = {rank: FollowedNode(rank, f"gpu{rank}", exit_code=0) for rank in (0, 1)}
     for number in range(1, 21):
         cause = Reason("rank-failed", "raised", 0, "gpu0", rank=0, exit_code=1)
         exit = RankExit(0, 0, 1, last_lines=("x" * 1000, f"ValueError: {number}"))
         for node, events in (nodes[0], [exit]), (nodes[1], []):
             for event in (*events, Stopping(cause)):
-                monitor._note_event(node, float(number), event)
-            monitor._note_event(node, number + 0.5, RestartInPlace(number, 9, True, cause))
+                node.keep_event(float(number), event)
+            node.keep_event(number + 0.5, RestartInPlace(number, 9, True, cause))
     assert len(nodes[0].events) < len(nodes[1].events) == 40
     folder, record = RunFolder(tmp_path / "r"), run_record(attempt_record(state=RunState.SUCCEEDED))
     explain(attempt, folder, record, nodes, Console())
@@ -185,8 +185,8 @@ def test_a_node_has_not_ended_while_its_last_words_wait_in_the_queue(
     monitor._inbox.put(NewEntries(0, JournalReader().feed(JOURNAL), len(JOURNAL)))
     clock = itertools.count(0.0, inbox.POLL / 1.5)
     slow = SimpleNamespace(monotonic=lambda: next(clock))
-    monkeypatch.setattr(module, "time", slow)
-    monkeypatch.setattr(inbox, "time", slow)
+    for each in (module, followed_node, inbox):
+        monkeypatch.setattr(each, "time", slow)
     with closing(monitor.observations()) as observations:
-        node = next(each.node for each in observations if isinstance(each, NodeEnded))
+        node = next(each.node for each in observations if isinstance(each, NodeDone))
     assert node.node_rank == 0 and node.end is not None

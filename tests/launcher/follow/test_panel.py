@@ -20,10 +20,10 @@ import pytest
 from local_machine import Machine
 
 from launcher.errors import HostUnreachable
-from launcher.follow.monitor import FollowedNode
+from launcher.follow.followed_node import FollowedNode
 from launcher.follow.panel import Panel, gpu_words, state_of
 from launcher.follow.trainer_progress import parse_progress
-from launcher.logs.log_entry import LogEntry
+from launcher.logs.log_entry import OutputLines
 from launcher.supervisor.events import End, EndState, GpuLoad, Usage
 from launcher.supervisor.usage import parse_gpus
 from launcher.terminal.console import Console
@@ -37,7 +37,7 @@ def lines_of(*entries: object) -> bytes:
 
 
 def print_line(node: FollowedNode, time: float, rank: int, text: bytes) -> None:
-    node.tail.append(LogEntry(node.host, node.node_rank, time, rank, None, [text]))
+    node.tail.append(OutputLines(node.host, node.node_rank, time, rank, [text]))
 
 
 def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not() -> None:

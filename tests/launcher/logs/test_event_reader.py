@@ -17,7 +17,13 @@ from launcher.diagnosis.stack_groups import grouped, located, verdict
 from launcher.logs import journal_reader as journal
 from launcher.logs.event_reader import KINDS, Unreadable, parsed_event
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_entry import LogEntry
+from launcher.logs.log_entry import (
+    EventEntry,
+    LogEntry,
+    OutputLines,
+    events_in,
+    output_in,
+)
 from launcher.supervisor.events import (
     Clock,
     Collective,
@@ -75,7 +81,7 @@ def test_the_launcher_reads_every_event_that_a_supervisor_writes(
         written.write_event(event)
     written.close()
     entries = JournalReader().feed((tmp_path / "journal").read_bytes())
-    assert [entry.event for entry in entries] == EVENTS
+    assert [event for _, event in events_in(entries)] == EVENTS
     assert (
         {type(event) for event in EVENTS}
         == set(KINDS.values())
@@ -155,8 +161,7 @@ def change(draw: st.DrawFn, value: Any) -> Any:
 
 
 def evidence_in(entries: list[LogEntry], node_rank: int) -> NodeEvidence:
-    events = [(entry.time, entry.event) for entry in entries if entry.event]
-    return NodeEvidence(node_rank, "gpu2", 0.5, events, [each for each in entries if each.lines])
+    return NodeEvidence(node_rank, "gpu2", 0.5, events_in(entries), output_in(entries))
 
 
 @pytest.mark.slow
@@ -168,7 +173,7 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
         reader = JournalReader()
         entries = reader.feed(data)
         assert reader.offset == len(data)
-        assert [entry.end for entry in entries[-1:]] in ([], [data.rfind(b"\n") + 1])
+        assert [entry.offset for entry in entries[-1:]] in ([], [data.rfind(b"\n") + 1])
         nodes.append(evidence_in(entries, node_rank))
     failure = first_failure(Evidence(4, nodes))
     if failure:
@@ -182,15 +187,16 @@ def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(journal, "LONGEST_LINE", 100)
     reader, fed, ends = JournalReader(), 0, [9, 9 + 6 + 1502]
     for piece in (b"1.0\t0\tok\n1.0\t0\t", *[b"x" * 30] * 50, b"x\n1.5\t!\t", *[b"{" * 99] * 9):
-        entries = reader.feed(piece)
+        entries = output_in(reader.feed(piece))
         fed += len(piece)
         if entries:
             [entry] = entries
-            assert len(entry.lines[0]) <= 100 and entry.end == ends.pop(0)
+            assert len(entry.lines[0]) <= 100 and entry.offset == ends.pop(0)
         assert reader.offset == fed
-    [event, after] = reader.feed(b"}\n2.0\t1\tafter\n")
-    assert (event.event, after.lines, after.rank) == (Unreadable(), [b"after"], 1)
-    assert (event.end, after.end) == (fed + 2, fed + 14)
+    assert reader.feed(b"}\n2.0\t1\tafter\n") == [
+        EventEntry(1.5, Unreadable(), fed + 2),
+        OutputLines("", 0, 2.0, 1, [b"after"], fed + 14),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,5 +204,5 @@ def test_a_line_without_end_takes_a_bounded_memory(monkeypatch: pytest.MonkeyPat
     [b"nan\t0\tx", b"inf\t0\tx", b"-1\t0\tx", b"1e300\t0\tx", b"1.0\t99999999\tx", b"1.0\t-7\tx"],
 )
 def test_a_line_with_an_impossible_time_or_rank_belongs_to_no_rank(line: bytes) -> None:
-    [_, bad] = JournalReader().feed(b"5.0\t1\tgood\n" + line + b"\n")
+    [_, bad] = output_in(JournalReader().feed(b"5.0\t1\tgood\n" + line + b"\n"))
     assert (bad.time, bad.rank, bad.lines) == (5.0, None, [line])

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from local_machine import Machine
 
 from launcher.logs.fold_lines import Fold
-from launcher.logs.log_entry import LogEntry, parse, render
+from launcher.logs.log_entry import OutputLines, parse, render
 
 LINES = st.lists(
     st.tuples(st.integers(0, 5), st.sampled_from([b"a", b"b", b"c: [0-3] d", b""])), max_size=60
 )
 
 
-def entries(*lines: bytes) -> list[LogEntry]:
+def entries(*lines: bytes) -> list[OutputLines]:
     return parse(b"".join(lines), node_rank=0, time=0.0)
 
 
@@ -47,7 +47,7 @@ def test_each_rank_keeps_its_lines_in_their_order(
     lines: list[tuple[int, bytes]], limit: int, pauses: list[int]
 ) -> None:
     fold = Fold(limit)
-    out: list[LogEntry] = []
+    out: list[OutputLines] = []
     for at, (rank, text) in enumerate(lines):
         out += fold.feed(entries(b"[h%d:%d] %b\n" % (rank // 2, rank, text)), now=float(at))
         if at in pauses:

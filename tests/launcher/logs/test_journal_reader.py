@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.logs.journal_reader import JournalReader
-from launcher.logs.log_entry import render
+from launcher.logs.log_entry import EventEntry, OutputLines, output_in, render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, known_marks
 from launcher.supervisor.events import RankPids
@@ -35,10 +35,10 @@ def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random
     while fed < len(data):
         piece = data[fed : fed + chance.randint(1, 30)]
         fed += len(piece)
-        for entry in reader.feed(piece):
+        for entry in output_in(reader.feed(piece)):
             found += [(entry.time, entry.rank, line) for line in entry.lines]
-            assert data[entry.end - 1 : entry.end] == b"\n"
-            assert data[: entry.end].count(b"\n") == len(found)
+            assert data[entry.offset - 1 : entry.offset] == b"\n"
+            assert data[: entry.offset].count(b"\n") == len(found)
         assert reader.offset == fed
     assert found == lines
 
@@ -46,17 +46,18 @@ def test_lines_come_out_as_they_went_in(lines: list[Line], chance: random.Random
 def test_an_event_stands_between_the_lines_around_it() -> None:
     event = json.dumps({"kind": "ranks", "pids": {}}).encode()
     data = b"1.0\t0\ta\n1.0\t0\tb\n1.0\t!\t" + event + b"\n1.0\t0\tc\n"
-    entries = JournalReader().feed(data)
-    assert [entry.lines for entry in entries] == [[b"a", b"b"], [], [b"c"]]
-    assert entries[1].event == RankPids({})
-    assert [entry.end for entry in entries] == [16, 16 + 7 + len(event), len(data)]
+    assert JournalReader("h", 2).feed(data) == [
+        OutputLines("h", 2, 1.0, 0, [b"a", b"b"], 16),
+        EventEntry(1.0, RankPids({}), 16 + 7 + len(event)),
+        OutputLines("h", 2, 1.0, 0, [b"c"], len(data)),
+    ]
 
 
 def test_lines_that_are_no_records_belong_to_no_rank() -> None:
     data = b"5.0\t1\tgood\n5.0\t1\nhalf\n6.0\t1\tagain\n"
-    _, broken, _ = entries = JournalReader().feed(data)
+    _, broken, _ = entries = output_in(JournalReader().feed(data))
     assert (broken.time, broken.rank, broken.lines) == (5.0, None, [b"5.0\t1", b"half"])
-    assert [data[: entry.end].count(b"\n") for entry in entries] == [1, 3, 4]
+    assert [data[: entry.offset].count(b"\n") for entry in entries] == [1, 3, 4]
 
 
 def test_hours_of_output_in_one_read_are_found_by_time(tmp_path: Path) -> None:

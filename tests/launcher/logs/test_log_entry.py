@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.logs.log_entry import LogEntry, parse, render
+from launcher.logs.log_entry import OutputLines, parse, render
 
 LABELS = st.sampled_from(
     [
@@ -44,18 +44,18 @@ def test_lines_in_a_row_with_one_label_are_one_record() -> None:
 
 def test_a_line_that_a_full_disk_cut_off_is_kept() -> None:
     assert parse(b"[gpu1:3] whole\n[gpu1:3] ha", 1, 2.0) == [
-        LogEntry("gpu1", 1, 2.0, 3, None, [b"whole", b"ha"])
+        OutputLines("gpu1", 1, 2.0, 3, [b"whole", b"ha"])
     ]
 
 
 @pytest.mark.parametrize(("rank", "label"), [(None, b"[gpu1] "), (0, b"[gpu1:0] ")])
 def test_each_line_gets_its_label(rank: int | None, label: bytes) -> None:
-    entry = LogEntry("gpu1", 0, 1.0, rank, None, [b"a", b"", b"c"])
+    entry = OutputLines("gpu1", 0, 1.0, rank, [b"a", b"", b"c"])
     assert render([entry]) == label + b"a\n" + label + b"\n" + label + b"c\n"
 
 
 @pytest.mark.parametrize("rank", [None, 0, 12])
 @pytest.mark.parametrize("host", ["fd00::2", "fe80::1%eth0"])
 def test_the_end_of_an_ipv6_address_is_no_rank(host: str, rank: int | None) -> None:
-    entry = LogEntry(host, 0, 1.0, rank, None, [b"a"])
+    entry = OutputLines(host, 0, 1.0, rank, [b"a"])
     assert parse(render([entry]), 0, 1.0) == [entry]

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.errors import StateError
-from launcher.logs.log_entry import LogEntry, parse, render
+from launcher.logs.log_entry import OutputLines, parse, render
 from launcher.logs.query import LogFilter, merged
 from launcher.logs.store import LogStore, Mark, Marks, NodeLog, known_marks, offset_in
 from launcher.text import numbers_in
@@ -23,7 +23,7 @@ def write(
     store: LogStore, node: int, *lines: str, time: float, offset: int, attempt: int = 1
 ) -> None:
     text = "".join(f"{line}\n" for line in lines).encode()
-    entries = [entry._replace(end=offset) for entry in parse(text, node, time)]
+    entries = [entry._replace(offset=offset) for entry in parse(text, node, time)]
     store.node(node).append(entries, attempt)
 
 
@@ -64,8 +64,8 @@ def test_a_store_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
     store = LogStore.acquire(tmp_path, warnings.append)
     assert store
     (tmp_path / "node-0.log").mkdir()  # in the way
-    for end in (20, 40):
-        store.append(0, [LogEntry("a", 0, 10.0, 0, None, [b"one"], end)], attempt=1)
+    for offset in (20, 40):
+        store.append(0, [OutputLines("a", 0, 10.0, 0, [b"one"], offset)], attempt=1)
     assert warnings == [
         f"the rest of the logs is not recorded: {tmp_path}/node-0.log: Is a directory"
     ]
@@ -103,7 +103,7 @@ def test_an_unfinished_file_of_a_killed_writer_is_written_again(tmp_path: Path) 
 def test_entries_up_to_the_mark_are_already_in_the_log(tmp_path: Path) -> None:
     store = acquired(tmp_path)
     write(store, 0, "[a:0] one", time=10.0, offset=100)
-    for offset in (0, 60, 100):  # 0: as of past events
+    for offset in (0, 60, 100):
         write(store, 0, "[a:0] again", time=9.0, offset=offset)
     assert store.node(0).mark == Mark(10.0, 1, 100, 10)
     write(store, 0, "[a:0] two", time=11.0, offset=40, attempt=2)

@@ -28,7 +28,7 @@ def test_nothing_more_is_read_once_the_reader_has_left(
     assert store
     for time in range(50):
         [entry] = parse(b"[a:0] line\n", 0, time)
-        store.node(0).append([entry._replace(end=time + 1)], 1)
+        store.node(0).append([entry._replace(offset=time + 1)], 1)
     store.close()
     reader, writer = os.pipe()
     os.close(reader)

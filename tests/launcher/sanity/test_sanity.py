@@ -17,7 +17,7 @@ import pytest
 from launcher.errors import UsageError
 from launcher.hosts import Cluster
 from launcher.hosts import parse as parse_hosts
-from launcher.logs.log_entry import LogEntry
+from launcher.logs.log_entry import OutputLines
 from launcher.outcomes import Exit, Outcome, RunState
 from launcher.sanity import sanity as command
 from launcher.sanity import verdict
@@ -298,7 +298,7 @@ def test_only_node_0_reports_results(node_rank: int, count: int) -> None:
     found = Report(["h0", "h1"])
     line = b'@sanity {"kind": "done", "transports": {}}'
     console = command.RecordingConsole(found, Console())
-    console.show([LogEntry("h", node_rank, 1.0, 0, None, [line])])
+    console.show([OutputLines("h", node_rank, 1.0, 0, [line])])
     assert len(found.all("done")) == count
 
 

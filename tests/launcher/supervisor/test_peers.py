@@ -13,6 +13,7 @@ import pytest
 from supervisors import free_port, spec, status, until, why
 
 from launcher.logs.journal_reader import JournalReader
+from launcher.logs.log_entry import events_in
 from launcher.supervisor import coordinator, peers
 from launcher.supervisor.channel import Channel, Decision
 from launcher.supervisor.coordinator import RECONNECT
@@ -78,7 +79,7 @@ class Network:
 
     def events(self, rank: int, kind: type[Event]) -> list[Any]:
         entries = JournalReader().feed((self.folder / str(rank) / "journal").read_bytes())
-        return [entry.event for entry in entries if isinstance(entry.event, kind)]
+        return [event for _, event in events_in(entries) if isinstance(event, kind)]
 
     def close(self) -> None:
         for node in self.nodes:

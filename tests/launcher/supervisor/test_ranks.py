@@ -13,6 +13,7 @@ import pytest
 from supervisors import spec, until
 
 from launcher.logs.journal_reader import JournalReader
+from launcher.logs.log_entry import output_in
 from launcher.supervisor import rank_logs
 from launcher.supervisor.journal import Journal
 from launcher.supervisor.proc import end_with, proc_stat
@@ -159,7 +160,9 @@ def test_output_that_is_in_the_journal_is_freed_on_the_disk(
         assert tail.read() == 5
     journal.close()
     found = [
-        line for r in JournalReader().feed((tmp_path / "journal").read_bytes()) for line in r.lines
+        line
+        for output in output_in(JournalReader().feed((tmp_path / "journal").read_bytes()))
+        for line in output.lines
     ]
     assert found == [LINE[:-1]] * 3000 + [b"more"]
 
@@ -178,7 +181,9 @@ def test_a_line_without_end_is_cut_so_that_memory_stays_bounded(
     tail.finish()
     journal.close()
     found = [
-        line for r in JournalReader().feed((tmp_path / "journal").read_bytes()) for line in r.lines
+        line
+        for output in output_in(JournalReader().feed((tmp_path / "journal").read_bytes()))
+        for line in output.lines
     ]
     assert b"".join(found) == b"x" * 1500 + b"endnext"
     assert max(map(len, found)) == 120 and found[-2:] == [b"x" * 60 + b"end", b"next"]

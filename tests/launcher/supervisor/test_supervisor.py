@@ -18,6 +18,7 @@ import pytest
 from supervisors import NPROC, WITH_TORCH, Attempt, Node, attempt, spec, until
 
 from launcher.logs.journal_reader import JournalReader
+from launcher.logs.log_entry import events_in, output_in
 from launcher.start.fill_node_folders import SUPERVISOR, supervisor_file
 from launcher.supervisor.events import End, EndState, Environment, Reason
 from launcher.supervisor.journal import BALLAST, Journal
@@ -57,7 +58,7 @@ def test_the_journal_has_what_the_node_runs_on(wrote: Node) -> None:
 
 
 def test_the_last_record_is_the_end(wrote: Node) -> None:
-    assert wrote.entries()[-1].event == End(EndState.SUCCEEDED, 0)
+    assert events_in(wrote.entries())[-1][1] == End(EndState.SUCCEEDED, 0)
 
 
 def test_times_never_go_back(wrote: Node) -> None:
@@ -233,13 +234,13 @@ def test_a_full_disk_costs_lines_which_are_counted_but_no_event(
         journal.write_lines(b"0", b"after\n")
     journal.write_event(End(EndState.FAILED, 1))
     journal.close()
-    *entries, end = JournalReader().feed((small_disk / "journal").read_bytes())
+    entries = JournalReader().feed((small_disk / "journal").read_bytes())
     missing = b"ddpctl: the disk was full; lines of output missing here: 3"
-    shown = [(entry.rank, line) for entry in entries for line in entry.lines]
+    shown = [(entry.rank, line) for entry in output_in(entries) for line in entry.lines]
     cut_off = (0, b"x" * 100_000)  # but completed later
     expected = [(0, b"before"), cut_off, (None, missing), (0, b"after")]
     assert shown == expected[: 4 if freed else 3]
-    assert end.event == End(EndState.FAILED, 1)
+    assert events_in(entries[-1:])[0][1] == End(EndState.FAILED, 1)
     assert sizes == sorted(sizes), "after a truncation, `tail -F` prints the whole file again"
 
 
@@ -254,7 +255,7 @@ def test_on_a_full_disk_the_last_event_is_whole(small_disk: Path, cut_off: str) 
     journal.write_event(end)
     journal.close()
     entries = JournalReader().feed((small_disk / "journal").read_bytes())
-    assert entries[-1].event == end
+    assert events_in(entries[-1:])[0][1] == end
 
 
 @pytest.mark.parametrize("path", sorted(SUPERVISOR.glob("*.py")), ids=lambda path: path.name)

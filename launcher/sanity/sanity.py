@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,22 +51,6 @@ class SanityOptions:
     plot: str | None
     step_seconds: float | None
     largest_only: bool = False
-
-
-class RecordingConsole(Console):
-    """A console that collects the results that rank 0 prints. It shows other lines only with -v."""
-
-    def __init__(self, report: Report, console: Console) -> None:
-        super().__init__(quiet=console.quiet, verbose=console.verbose, plain=True)
-        self.report = report
-
-    def show(self, entries: Iterable[OutputLines]) -> None:
-        for entry in entries:
-            for line in entry.lines:
-                # only node 0 runs rank 0, but a host may report any rank
-                is_report = entry.node_rank == 0 and entry.rank == 0 and self.report.take(line)
-                if not is_report:
-                    self.detail((entry.label + line).decode(errors="replace"))
 
 
 def sanity(cluster: Cluster, options: SanityOptions, console: Console, *, as_json: bool) -> Exit:
@@ -114,7 +98,21 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
         launch = LaunchOptions(name="sanity", network_only=True)
         request = Request(job, launch, new_run_id("sanity"))
         with taking_care(request.folder):
-            return run_attempt(request, RecordingConsole(report, console)).exit
+            return run_attempt(request, console_for_run(report, console)).exit
+
+
+def console_for_run(report: Report, console: Console) -> Console:
+    """Return a console that adds rank 0's results to `report`, and shows other lines only with -v."""
+
+    def take_lines(output: Sequence[OutputLines]) -> None:
+        for each in output:
+            # only node 0 runs rank 0, but a host may report any rank
+            has_results = each.node_rank == 0 and each.rank == 0
+            for line in each.lines:
+                if not (has_results and report.take(line)):
+                    console.detail((each.label + line).decode(errors="replace"))
+
+    return Console(quiet=console.quiet, verbose=console.verbose, plain=True, take_lines=take_lines)
 
 
 def with_four_sockets(

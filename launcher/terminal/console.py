@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..logs.log_entry import OutputLines, render
@@ -40,7 +40,7 @@ class Console:
 
     quiet: print no messages but errors. verbose: also print details of each step. plain: no live
     display. fold: for RunLines, which merges identical lines of several ranks. results: whether to
-    print results other than JSON documents.
+    print results other than JSON documents. take_lines: gets a run's lines, which are then not printed.
 
     If writing to stdout fails, the console reports that once, and the command continues and returns
     its usual exit code.
@@ -54,10 +54,11 @@ class Console:
         plain: bool = False,
         fold: bool = False,
         results: bool = True,
+        take_lines: Callable[[Sequence[OutputLines]], None] | None = None,
     ) -> None:
         self.quiet, self.verbose, self.plain, self.fold = quiet, verbose, plain, fold
         self._steps: list[tuple[str, float]] = []  # (name, seconds) of each step
-        self._results = results
+        self._results, self._take_lines = results, take_lines
         self._stdout = ResultStream(self.say)
         reserve("stderr")
         self._live: Live | None = None
@@ -144,12 +145,12 @@ class Console:
         shown = self.on_terminal and not os.environ.get("NO_COLOR")
         self.print(table(rows, head, colors if shown else None))
 
-    def show(self, entries: Iterable[OutputLines]) -> None:
-        """Print log lines. They may not be visible until `flush`.
-
-        `ddpctl sanity` overrides this to get the entries.
-        """
-        self.write(render(map(visible, entries) if self.on_terminal else entries))
+    def show(self, output: Sequence[OutputLines]) -> None:
+        """Print lines with their labels. They may not be visible until `flush`."""
+        if self._take_lines:
+            self._take_lines(output)
+        else:
+            self.write(render(map(visible, output) if self.on_terminal else output))
 
     def write(self, data: bytes) -> None:
         """Print bytes to stdout. They may not be visible until `flush`."""

@@ -297,7 +297,7 @@ def test_only_node_0_reports_results(node_rank: int, count: int) -> None:
     """The journal of another host may say that rank 0 wrote a line."""
     found = Report(["h0", "h1"])
     line = b'@sanity {"kind": "done", "transports": {}}'
-    console = command.RecordingConsole(found, Console())
+    console = command.console_for_run(found, Console())
     console.show([OutputLines("h", node_rank, 1.0, 0, [line])])
     assert len(found.all("done")) == count
 

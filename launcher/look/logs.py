@@ -74,16 +74,14 @@ def show_logs(
         wait_for_attempt(folder, record.attempt.number - 1, console)
     lines, result = RunLines(console, brief=False), Exit.DONE
     log_filter: LogFilter | None = None
-    restarted: int | None = None  # the first attempt that is not printed yet
+    first = 1  # the first attempt that is not printed yet
     while True:
         with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
-            record = folder.load_if_readable(console)
             if log_filter is None:
+                record = folder.load_if_readable(console)
                 log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, record)
             failures = sync_logs(attempt, store, console)
-            for each in range(restarted, attempt.number + 1) if restarted else [unchecked.attempt]:
-                chosen = dataclasses.replace(log_filter, attempt=each)
-                shown = print_recorded(folder, chosen, lines, console)
+            shown = print_recorded(folder, log_filter, lines, console, first)
             report_errors(failures, console)
             result = Exit.UNREACHABLE if failures else result
             if not follow or unchecked.attempt not in (None, attempt.number):
@@ -94,9 +92,10 @@ def show_logs(
         has_succeeded = all(node.succeeded for node in monitor.nodes.values())
         if has_succeeded or console.reader_left or unchecked.attempt is not None:
             return result
-        if (restarted := wait_for_attempt(folder, attempt.number, console)) is None:
+        restarted = wait_for_attempt(folder, attempt.number, console)
+        if restarted is None:
             return result
-        log_filter = dataclasses.replace(log_filter, tail=None)
+        first, log_filter = restarted, dataclasses.replace(log_filter, tail=None)
 
 
 def say_that_it_waits(folder: RunFolder, console: Console) -> None:
@@ -153,24 +152,24 @@ def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | 
 
 
 def print_recorded(
-    folder: RunFolder, log_filter: LogFilter, lines: RunLines, console: Console
+    folder: RunFolder, log_filter: LogFilter, lines: RunLines, console: Console, first: int = 1
 ) -> Marks:
-    """Print this machine's copy of the logs. Return where it ends, by node rank.
+    """Print this machine's copy of the logs, from attempt `first` on. Return its last marks.
 
-    Before each attempt's lines, print its number on stderr, unless there is only one attempt, the filter
-    selects one, or the filter has a tail.
+    If these are several attempts, print the number of each on stderr before its lines. If the filter
+    has a tail, print the last lines of all attempts.
     """
     known = known_marks(folder.logs)
-    numbers = attempts_in(folder.logs, known)
-    attempt, tail = log_filter.attempt, log_filter.tail
-    all_at_once = attempt is not None or tail is not None or len(numbers) < 2
-    for number in [attempt] if all_at_once else numbers:
-        if not all_at_once:
+    chosen: list[int | None] = [log_filter.attempt]
+    if log_filter.attempt is None and log_filter.tail is None:
+        chosen = [number for number in attempts_in(folder.logs, known) if number >= first]
+    for number in chosen:
+        if len(chosen) > 1:
             console.say(f"attempt {number}:")
-        for entries in merged(folder.logs, dataclasses.replace(log_filter, attempt=number), known):
+        for output in merged(folder.logs, dataclasses.replace(log_filter, attempt=number), known):
             if console.reader_left:  # as after `| head`
                 return known
-            lines.show(entries)
+            lines.show(output)
         lines.settle()
     return known
 

@@ -40,6 +40,23 @@ def test_nothing_more_is_read_once_the_reader_has_left(
     assert shown == []
 
 
+def test_after_a_restart_the_attempts_since_then_are_printed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Several may have started meanwhile."""
+    folder, console = RunFolder(tmp_path / "20261122-100000-abcd"), Console()
+    store = LogStore.acquire(folder.logs, pytest.fail)
+    assert store
+    for number in (1, 2, 3):
+        [entry] = parse(b"[a:0] of %d\n" % number, 0, float(number))
+        store.node(0).append([entry._replace(offset=10)], number)
+    store.close()
+    for first, shown in ((2, "[a:0] of 2\n[a:0] of 3\n"), (3, "[a:0] of 3\n")):
+        logs.print_recorded(folder, LogFilter(), RunLines(console), console, first)
+        out, err = capfd.readouterr()
+        assert (out, "attempt 3:" in err) == (shown, first == 2)
+
+
 def test_a_silent_host_is_named_while_a_recorder_copies_the_lines(
     fake_cluster: Callable[..., FakeCluster],
 ) -> None:

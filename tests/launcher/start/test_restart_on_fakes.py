@@ -815,19 +815,21 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
     cluster, folder = restarted_once(fake_cluster)
     after = folder.load()
     folder.save(ask_before_the_restart(folder.run_id, monkeypatch))
-    printed: list[int | None] = []
+    printed: list[tuple[int | None, int]] = []
 
     def restarted(*_: object) -> int:
         folder.save(after)
-        return 1
+        return 2
 
-    def print_recorded(_: RunFolder, chosen: LogFilter, *__: object) -> Marks:
-        printed.append(chosen.attempt)
+    def print_recorded(
+        _: RunFolder, chosen: LogFilter, __: object, ___: object, first: int
+    ) -> Marks:
+        printed.append((chosen.attempt, first))
         return {}
 
     monkeypatch.setattr(logs, "print_recorded", print_recorded)
     monkeypatch.setattr(logs, "wait_for_attempt", restarted)
-    assert (cluster.ddpctl("logs", "-f")[0], printed) == (0, [None, 1, 2])
+    assert (cluster.ddpctl("logs", "-f")[0], printed) == (0, [(None, 1), (None, 2)])
 
 
 @pytest.mark.parametrize("state", [RunState.WAITING, RunState.PENDING])

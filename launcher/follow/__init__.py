@@ -1,14 +1,23 @@
 """Follow a live attempt: its lines, its end, its panel and hooks, and what Ctrl-C does.
 
-The path of a line on its host, in launcher.supervisor: a rank's stdout -> a file, because
-torchrun.py redirects it -> RankLogs (one Tail per file, which copies whole lines whenever
-Round.copy_output asks) -> Journal (one entry per line).
+The path of a line on its host, in launcher.supervisor:
 
-`tail_journal.sh` then sends the journal over SSH. On this machine: NodeWatcher (JournalReader makes
-LogEntries) -> Inbox (items from all nodes) -> Monitor (observations) -> Session -> LogStore (a
-copy), and RunLines (hide, fold) -> Console.show (render) -> ResultStream. On a terminal, Console
-removes text that a carriage return would overwrite, before the line gets its label, and ResultStream
-removes control characters and all escapes except colors.
+    a rank's stdout  is a file, because torchrun.py redirects it
+    RankLogs         has a Tail per file, which copies whole lines when Round.copy_output asks, to the
+    Journal          of the node: a file with one entry per line of output or event
 
-Some entries of a journal are events (supervisor/events.py), which are never shown.
+On this machine:
+
+    NodeWatcher      gets one node's journal over SSH (tail_journal.sh), and a JournalReader makes it
+                     OutputLines and EventEntries, which it puts into the
+    Inbox            a queue from all watchers to the
+    Monitor          which keeps events and last lines in FollowedNodes, and yields observations to the
+    Session          or, for `ddpctl logs`, to look/logs.py, which passes new entries to the
+    LogStore         this machine's copy, which `ddpctl logs` prints first (logs/query.py), and to
+    RunLines         which hides torchrun's own reports and folds identical lines, for
+    Console.show     which renders lines with their labels; on a terminal, it first removes text that
+                     a carriage return would overwrite, so that the label stays. At last, the
+    ResultStream     removes control characters and all escapes except colors, on a terminal.
+
+Events (supervisor/events.py) are never shown.
 """

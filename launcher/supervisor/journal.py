@@ -90,13 +90,13 @@ class Journal:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
         written = len(text) - len(view)
-        end = text.index(b"\n", written - 1) + 1 if written else len(self._rest)
-        self._rest = text[written:end]
+        taken = text.index(b"\n", written - 1) + 1 if written else len(self._rest)
+        self._rest = text[written:taken]
         if len(self._rest) > LONGEST_REST:
             self._rest = self._rest[:LONGEST_REST] + b"\n"
-        if end >= len(head):
+        if taken >= len(head):
             self._lost = 0
-        return max(0, end - len(head))
+        return max(0, taken - len(head))
 
     def _copy_to_engine_log(self, data: bytes) -> None:
         if len(self._stdout) <= STDOUT_BACKLOG:  # otherwise only the journal gets these lines

@@ -43,14 +43,10 @@ class Tail:
         """Copy up to READ_SIZE new bytes. Return how many."""
         data = os.read(self._file, READ_SIZE)
         self._taken += len(data)
-        size = self._taken - self._freed
-        if size >= FREE_SIZE:  # no effect if the file system does not support it
-            start, length = ctypes.c_longlong(self._freed), ctypes.c_longlong(size)
-            ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, start, length)
-            self._freed = self._taken
-        head, newline, rest = data.rpartition(b"\n")
+        self._free_disk()
+        whole, newline, rest = data.rpartition(b"\n")
         if newline:
-            self._partial += head
+            self._partial += whole
             self._pass_on()
         self._partial += rest
         if len(self._partial) > LONGEST_LINE:
@@ -72,6 +68,14 @@ class Tail:
 
     def last_lines(self) -> list[str]:
         return self._last.decode(errors="replace").rstrip("\n").split("\n") if self._last else []
+
+    def _free_disk(self) -> None:
+        """Free the blocks of what was copied, if the file system can, once there are many."""
+        size = self._taken - self._freed
+        if size >= FREE_SIZE:
+            start, length = ctypes.c_longlong(self._freed), ctypes.c_longlong(size)
+            ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, start, length)
+            self._freed = self._taken
 
     def _pass_on(self) -> None:
         lines = bytes(self._partial) + b"\n"

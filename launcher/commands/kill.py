@@ -17,8 +17,8 @@ def kill(
     ),
     strays: bool = flag(
         "--strays",
-        "Stop no live run, but list what is left of dead ones (of RUN, if you name it); with -y, kill "
-        "it. Not with --all.",
+        "Stop no live run, but list what is left of dead ones (of RUN if you name it, otherwise of "
+        "all); with -y, kill it.",
     ),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
@@ -49,9 +49,6 @@ def kill(
     if everything and run:
         what = f"--all stops all your runs on the hosts, not only {quoted(run)}"
         raise UsageError(what, f"run `ddpctl kill {run}` or `ddpctl kill HOSTS --all`")
-    if everything and strays:
-        what = "--all stops your live runs, --strays only what is left of dead ones"
-        raise UsageError(what, "pass one of them")
     if strays:
         cluster = read_hosts(run, hosts, console)
         return kill_strays(cluster, run, console, yes=yes, as_json=as_json)

@@ -422,12 +422,17 @@ def test_the_leftovers_of_one_run_are_ended_without_those_of_others(
     assert "no leftovers of " in err and "on gpu[0-1]" in err
 
 
-def test_all_live_runs_and_the_leftovers_of_dead_ones_are_two_commands(fake_cluster: Make) -> None:
-    cluster = fake_cluster()
-    running(cluster)
-    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--strays", "-y")
-    assert code == 2 and "--all stops your live runs, --strays only what is left" in err
-    assert len(cluster.nodes) == 2
+def test_strays_with_all_are_those_of_all_dead_runs_and_no_live_run_is_stopped(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strays, "LEASE", -1.0)  # no node is too young
+    cluster = fake_cluster(master_port="auto")
+    dead, live = running(cluster), running(cluster)
+    next(node for node in cluster.nodes if node.run_id == dead).exit(1)
+    code, out, _ = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--strays", "-y")
+    assert code == 0, out
+    left = [node.run_id for node in cluster.nodes if node.state == "running"]
+    assert left == [live, live]
 
 
 def test_killing_a_run_that_has_ended_names_it_and_says_so(fake_cluster: Make) -> None:

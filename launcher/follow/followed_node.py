@@ -1,4 +1,4 @@
-"""What is known about one node of a live attempt: its evidence so far, and whether it has ended."""
+"""What is known about one node of a live attempt: its evidence so far, and whether more may come."""
 
 import math
 import time

@@ -1,8 +1,8 @@
 """Merge the journals and the engine status of all nodes into one stream of observations.
 
 Journals are read by byte offset, so a broken connection costs time but never a line. Losing contact
-with a host is reported but is not a failure. A node counts as ended only if its end was reported,
-or if another node has failed and this one cannot be reached.
+with a host is reported but is not a failure. A node is done only if its end was reported, or if
+another node has failed and this one cannot be reached.
 """
 
 import time
@@ -79,7 +79,7 @@ class Monitor:
     def __init__(
         self, handle: AttemptHandle, shown: Marks, clock_skews: Sequence[float] = ()
     ) -> None:
-        """shown: where the lines on screen end, by node rank. clock_skews: see StartedRun."""
+        """shown: the marks up to which lines are on screen. clock_skews: see StartedRun."""
         self.nodes = {
             rank: FollowedNode(rank, member.connection.name, unit=member.engine.traits.unit)
             for rank, member in enumerate(handle.members)
@@ -94,7 +94,7 @@ class Monitor:
         self._announced_at = 0.0  # time.monotonic() when the user last knew all contacts' state
 
     def observations(self) -> Generator[Observation]:
-        """Yield observations until all nodes have ended. Closing the generator ends the watchers.
+        """Yield observations until all nodes are done. Closing the generator ends the watchers.
 
         NewEntries come before the observations that their events cause, so that their lines are
         shown and recorded before ddpctl reacts to the events.

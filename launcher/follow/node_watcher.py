@@ -36,7 +36,7 @@ class NodeWatcher:
         self._member, self._inbox = member, inbox
         self._reader = JournalReader(member.connection.name, self.node_rank, offset)
         self._stream: Stream | None = None
-        self._read_whole = False  # whether the journal was read up to its end
+        self._read_whole = False  # whether the journal was read up to the node's End
         self._waited = False  # whether the engine was asked to wait for the node's end before
 
     def start(self) -> None:

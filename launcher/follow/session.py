@@ -46,7 +46,7 @@ class StartedRun:
     folder: RunFolder
     record: RunRecord
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
-    shown: Marks = field(default_factory=dict)  # where the lines on screen end, by node rank
+    shown: Marks = field(default_factory=dict)  # the marks up to which lines are on screen
     owned: bool = True  # whether Ctrl-C can stop the run; otherwise it only stops following
     # seconds to wait until no other command copies the log; None: leave the log to the run's recorder
     log_patience: float | None = LOG_PATIENCE
@@ -118,7 +118,7 @@ class Session:
                     self._contact_changed(observation)
                 case Tick():
                     self.lines.flush()
-                    self._save_changes()  # once for all nodes that ended together
+                    self._save_changes()  # once for all nodes that became done together
                     number = self.interrupts.take()
                     if number is not None and self._handle_signal(number):
                         return number

@@ -53,7 +53,7 @@ def merged(
 ) -> Iterator[list[OutputLines]]:
     """Yield the recorded lines that the filter selects, in batches ordered by attempt and time.
 
-    known: the marks at which to end. shown: the marks after which to begin (default: at the start).
+    known: the marks up to which to read. shown: those from which to read (default: from the start).
     """
     batches = map(log_filter.choose, _batches(folder, log_filter, known, shown or {}))
     if log_filter.tail is None:
@@ -98,6 +98,6 @@ def _batches(
     with contextlib.ExitStack() as opened:
         paths = {node_rank: folder / f"node-{node_rank}.log" for _, node_rank, _, _ in spans}
         files = {rank: opened.enter_context(path.open("rb")) for rank, path in paths.items()}
-        for (_, time), node_rank, start, end in sorted(spans):
+        for (_, time), node_rank, start, stop in sorted(spans):
             files[node_rank].seek(start)
-            yield parse(files[node_rank].read(end - start), node_rank, time)
+            yield parse(files[node_rank].read(stop - start), node_rank, time)

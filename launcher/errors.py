@@ -14,7 +14,7 @@ from .text import names, one_line
 class DdpctlError(Exception):
     """Base class of all errors that a user can fix. `str(error)` is one line: `HOST: WHAT; REMEDY`.
 
-    `what` and `remedy` must not contain the host's name: hosts with the same error share a line.
+    `what` and `remedy` must not contain the host's name, because hosts with the same error share a line.
     """
 
     exit_code = Exit.FAILED

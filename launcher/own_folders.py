@@ -64,7 +64,7 @@ def _own_folder(variable: str, default: str) -> Path:
 def make_folder(path: Path) -> Path:
     """Create a folder and return it. Only this user gets access to the state and cache folders.
 
-    If one of these two is a link, the mode of its target does not change: others may use the target.
+    If one of these two is a link, the mode of its target does not change, as others may use the target.
     Raises StateError if the folder cannot be created.
     """
     try:

@@ -14,7 +14,7 @@ LATEST = 253402300799.0  # the end of the year 9999, in unix seconds
 _NUMBERED = re.compile(r"(.*?)(\d+)(\D*)", re.DOTALL | re.ASCII)  # split at the last number
 
 _CSI = r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # moves the cursor, erases, sets colors
-# Window titles and the like. The body excludes start sequences: matching many would be quadratic.
+# Window titles and the like. The body excludes start sequences, as matching many would be quadratic.
 ESCAPE_BODY = r"(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x90\x98\x9c-\x9f\n]*"
 _STRING = ESCAPE_BODY + r"(?:\x07|\x1b\\|\x9c)"
 _OTHER = r"\x1b[ -/]*[0-~]"

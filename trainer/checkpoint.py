@@ -102,7 +102,7 @@ def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> S
 
 def snapshot(value: Any) -> Any:
     """Return a copy of nested dicts and lists, with their tensors copied to CPU memory. Tensors on
-    a GPU are copied to pinned memory asynchronously: call `synchronize` before reading
+    a GPU are copied to pinned memory asynchronously, so call `synchronize` before reading
     them."""
     if isinstance(value, torch.Tensor):
         target = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     except TrainerError as error:
         print_error(error)
         if os.environ.get("RANK", "0") != "0":
-            time.sleep(1)  # torchrun ends all ranks when one exits: let rank 0 print first
+            time.sleep(1)  # torchrun ends all ranks when one exits, so let rank 0 print first
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -32,7 +32,7 @@ WATCH_EVERY = 0.5  # seconds
 LOST_GRACE = 2.0  # seconds that a rank which lost a peer waits for that peer's report
 STORE_GRACE = 10.0  # seconds that a rank which lost the store waits for its own collective to fail
 LEAVE_GRACE = 3.0  # seconds that the failing rank waits for the others to notice
-LINGER = 1.0  # seconds that the others wait before exiting: launchers kill all ranks after the first exit
+LINGER = 1.0  # seconds that the others wait, because launchers kill all ranks after the first exit
 LOST = ("connection", "peer", "timed out", "timeout", "nccl", "gloo", "socket")
 
 
@@ -53,7 +53,7 @@ def finish(t: Training, state: str, reason: str) -> None:
     out = Path(t.config.out)
     try:
         write_status(out, state, t.step, t.saver.newest, reason, seconds=seconds, **results)
-    except OSError as error:  # everything is saved: a full disk must not fail the run
+    except OSError as error:  # a full disk must not fail a run that has saved everything
         say(f"WARNING: cannot write {out}/status.json: {error.strerror or error}")
     best = t.best.get("top1")
     selected = (
@@ -75,7 +75,7 @@ def preempted(t: Training, env: Mapping[str, str]) -> int:
 class Watch:
     """When a rank fails or is lost, ends all ranks soon and with the same error.
 
-    A rank that fails mid-step cannot tell the others through a collective: they are waiting in
+    A rank that fails mid-step cannot tell the others through a collective, because they are waiting in
     another collective, and would wait for the whole timeout. Instead, it writes its error to the store,
     which a thread of every rank checks twice a second. That thread also counts this rank's signs of
     life and watches the count of the next rank, so that a lost host is noticed after --timeout.

@@ -68,7 +68,7 @@ class Log:
         self.path.touch()
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Add a line. A full disk does not end the run: the line is written with a later one."""
+        """Add a line. A full disk does not end the run; the line is written with a later one."""
         if self.path is None:
             return
         line = {"v": VERSION, "kind": kind, "ts": round(time.time(), 3), **fields}
@@ -201,7 +201,7 @@ class Progress:
         """Return the fields of a `train` line of metrics.jsonl, and start the next interval."""
         steps = max(1, step - self.step)
         seconds = max(1e-9, time.perf_counter() - self.since - self.paused)
-        # not self.images: on a GPU, the newest losses are not read yet
+        # not self.images, because on a GPU the newest losses are not read yet
         speed = (self.plan.samples_by(step) - self.plan.samples_by(self.step)) / seconds
         fields: dict[str, Any] = {
             "step": step,

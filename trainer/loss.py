@@ -29,7 +29,9 @@ def make_losses(config: Config) -> Losses:
         own = per_sample(config.loss)
         return Losses(own, own)
     if config.loss != "cross-entropy":
-        raise UsageError(f"--loss {config.loss}: use cross-entropy, or package.module:function")
+        raise UsageError(
+            f"--loss {config.loss}: unknown loss; use cross-entropy, or package.module:function"
+        )
     return Losses(cross_entropy(config.label_smoothing), cross_entropy(0.0))
 
 
@@ -42,7 +44,7 @@ def cross_entropy(smoothing: float) -> Loss:
 
 def per_sample(name: str) -> Loss:
     """Return the user's loss function. Calling it raises UsageError unless it returns one loss per
-    sample: a mean would count as a sum and train at a fraction of the learning rate."""
+    sample, because a mean would count as a sum and train at a fraction of the learning rate."""
     own = named_function("--loss", name)
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -51,7 +51,9 @@ def build_model(
         own: nn.Module = named_function("--model", name)(num_classes=num_classes)
         return own
     if name not in NAMES:
-        raise UsageError(f"--model {name}: use {', '.join(NAMES)}, or package.module:function")
+        raise UsageError(
+            f"--model {name}: unknown network; use {', '.join(NAMES)}, or package.module:function"
+        )
     if name in SMALL:
         if stem != "cifar":
             raise UsageError(

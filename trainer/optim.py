@@ -50,7 +50,9 @@ def make_optimizer(model: nn.Module, config: Config) -> Optimizer:
         return own
     if config.opt not in OPTIMIZERS:
         names = ", ".join(OPTIMIZERS)
-        raise UsageError(f"--opt {config.opt}: use {names}, or package.module:function")
+        raise UsageError(
+            f"--opt {config.opt}: unknown optimizer; use {names}, or package.module:function"
+        )
     optimizer = OPTIMIZERS[config.opt](groups, config)
     if config.opt == "sgd" and config.momentum:
         # torch leaves momentum buffers uninitialized if fp16 overflows in the first step.
@@ -67,7 +69,7 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load the optimizer's values, such as momentum. Settings that flags set, such as the weight decay,
-    stay those of this run. Other values of a group may be state: some optimizers count steps there."""
+    stay those of this run. Other values of a group may be state, as some optimizers count steps there."""
     groups = optimizer.state_dict()["param_groups"]
     for group, saved in zip(groups, state["param_groups"], strict=True):
         group |= {name: value for name, value in saved.items() if name not in FROM_FLAGS}

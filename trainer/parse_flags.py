@@ -83,7 +83,7 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> tuple[Config, dict[str
     layers = [_from_file(given.pop("config")) if "config" in given else {}, given]
     preset = next((layer["preset"] for layer in reversed(layers) if layer.get("preset")), "")
     if preset and preset not in PRESETS:
-        raise UsageError(f"--preset {preset}: use one of {', '.join(PRESETS)}")
+        raise UsageError(f"--preset {preset}: unknown preset; use one of {', '.join(PRESETS)}")
     settings: dict[str, Any] = {}
     for layer in [PRESETS.get(preset, {}), *layers]:
         if "batch_size" in layer and "global_batch" in layer:
@@ -150,7 +150,7 @@ def _from_file(path: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_text())
         if not isinstance(content, dict):
-            raise ValueError("expected a mapping of setting to value")
+            raise ValueError('expected a JSON object, such as {"epochs": 90}')
         words = []
         for key, value in content.items():
             name = str(key).replace("_", "-")
@@ -187,7 +187,7 @@ VARIABLES = {  # the variable that each of these older flags stands for
     "ip": "MASTER_ADDR",
     "port": "MASTER_PORT",
 }
-# flags that a --config file cannot set: it has settings of the run, not of one node or one call
+# flags that a --config file cannot set, because they are for one node or one call, not for the run
 NO_SETTINGS = "help config print-config init-method rank world-size local-rank ip port".split()
 
 
@@ -208,7 +208,10 @@ def add_older_spellings(parser: argparse.ArgumentParser) -> None:
 def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
     """Translate the older spellings in `given`. Return those about ranks as environment variables."""
     if "gpu" in given or "gpu_id" in given:
-        raise UsageError("--gpu: set CUDA_VISIBLE_DEVICES instead, or `gpus:` in the hosts file")
+        raise UsageError(
+            f"{'--gpu' if 'gpu' in given else '--gpu-id'}: not supported; set CUDA_VISIBLE_DEVICES, or "
+            "`gpus:` in the hosts file"
+        )
     if "enable_gpu" in given:
         given.setdefault("device", "auto" if taken_bool(given, "enable_gpu") else "cpu")
     if "custom_data" in given and taken_bool(given, "custom_data"):
@@ -225,7 +228,9 @@ def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
     elif method.startswith("file://"):
         variables["TRAINER_STORE"] = method.removeprefix("file://")
     elif method != "env://":
-        raise UsageError(f"--init-method {method}: use tcp://ADDRESS:PORT, file://PATH or env://")
+        raise UsageError(
+            f"--init-method {method}: not supported; use tcp://ADDRESS:PORT, file://PATH or env://"
+        )
     return variables
 
 
@@ -235,7 +240,7 @@ def taken_bool(given: dict[str, Any], name: str) -> bool:
         return True
     if text.lower() in ("false", "0", "no", "off"):
         return False
-    raise UsageError(f"{dashed(f'--{name}')} {text!r}: pass true or false")
+    raise UsageError(f"{dashed(f'--{name}')} {text!r}: not a boolean; pass true or false")
 
 
 def dashed(argument: str) -> str:

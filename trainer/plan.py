@@ -159,5 +159,7 @@ def schedule(config: Config) -> Callable[[float, int, Config], float]:
         return lambda done, epoch, c: float(own(done, epoch))
     if config.schedule not in SCHEDULES:
         names = ", ".join(SCHEDULES)
-        raise UsageError(f"--schedule {config.schedule}: use {names}, or package.module:function")
+        raise UsageError(
+            f"--schedule {config.schedule}: unknown schedule; use {names}, or package.module:function"
+        )
     return SCHEDULES[config.schedule]

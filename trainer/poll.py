@@ -61,7 +61,7 @@ class StopRequest:
             self.name = signal.Signals(number).name
             self.since = time.monotonic()
         elif time.monotonic() - self.since > ECHO:
-            os._exit(KILLED)  # no cleanup: this process may be inside a collective
+            os._exit(KILLED)  # no cleanup, because this process may be inside a collective
 
 
 class Poll:

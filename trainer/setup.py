@@ -99,7 +99,7 @@ def build(
     torch.manual_seed(config.seed)
     writes = ranks.first and not config.test_only
     report = None
-    with ranks.agreeing():  # now, because the ranks wait for one another in DDP
+    with ranks.agreeing():  # before DDP, in which the ranks wait for one another
         model = make_model(config, ranks, data)
         schedule(config)  # raises UsageError
         if config.metric:

@@ -41,7 +41,7 @@ class Raised:
     type: str
     message: str
     traceback: str
-    built_in: bool = True  # other types may have the name of a built-in one
+    built_in: bool = True  # whether Python itself defines the type
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def run(
     with newest_attempt(run, LoggingConsole()) as attempt:
         outcomes, failures = read_outcomes(attempt)
     record = run.load()
-    if failures and record.state is RunState.SUCCEEDED:  # else they may follow from its failure
+    if failures and record.state is RunState.SUCCEEDED:  # a failed run's failure may explain them
         raise NodesFailed(failures)
     return results(record, outcomes, trust)
 
@@ -106,7 +106,7 @@ def results(record: RunRecord, outcomes: Mapping[int, RankResult], trust: bool) 
     failure = record.attempt.first_failure
     raised = [rank for rank, outcome in outcomes.items() if outcome.error]
     first = failure.rank if failure else min(raised, default=None)
-    if first in raised:  # otherwise others raised because a rank was killed, or a host lost
+    if first in raised:  # otherwise, the exceptions follow from a killed rank or a lost host
         raise_again(record.run_id, first, outcomes[first], trust)
     if record.state is not RunState.SUCCEEDED:
         why = failure.headline if failure else record.state.lower()

@@ -132,7 +132,7 @@ class Run:
         return self._lines(log_filter, follow, failures)
 
     def _ensure_recorder(self) -> None:
-        """Start a recorder if the run needs one: the last may have been killed, or run elsewhere."""
+        """Start a recorder if the run needs one. The last may have been killed, or be elsewhere."""
         if not (state := self.state).is_final:
             ensure_recorder(self._folder, state)
 
@@ -156,8 +156,8 @@ class Run:
     def kill(self) -> None:
         """Stop the run on all hosts, and verify that nothing is left. Safe to repeat.
 
-        Raises StopUnconfirmed if a host did not answer or something is left on it. ddpctl then
-        finishes the stop when it next reaches that host.
+        Raises StopUnconfirmed if a host did not answer or something is left on it. The next launch
+        or `ddpctl ps` that reaches that host finishes the stop.
         """
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as connections:

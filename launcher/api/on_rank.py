@@ -49,7 +49,7 @@ def exit_without_finalization() -> None:
 
 
 def close_process_group() -> None:
-    """Close torch's process group once all ranks are done: if one left early, others would fail."""
+    """Close torch's process group once all ranks are done, because if one left early, others would fail."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist and dist.is_available() and dist.is_initialized():
         dist.barrier()
@@ -57,7 +57,7 @@ def close_process_group() -> None:
 
 
 def returned(call: dict[str, Any]) -> str:
-    """Call the function. Return its result as JSON. Raises an error if the result cannot be sent."""
+    """Call the function. Return its result as JSON. Raises TypeError or ValueError if it cannot be sent."""
     function: Any = operator.attrgetter(call["function"])(importlib.import_module(call["module"]))
     if call["trust"]:
         args, kwargs = pickle.loads(base64.b64decode(call["pickle"]))

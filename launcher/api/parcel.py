@@ -99,7 +99,7 @@ def _require_importable(function: Callable[..., object], name: str) -> None:
     if importable is not function:
         what = f"run(): {name or function!r} cannot be imported by its name"
         raise UsageError(what, "define it with def at the top level of its module")
-    if function.__module__ == "__main__":  # which is another module on a rank
+    if function.__module__ == "__main__":  # on a rank, this is another module
         what = f"run(): {name} is in __main__, but is not a plain function"
         raise UsageError(what, "call it in a function that is defined with def")
 

@@ -37,7 +37,8 @@ def check(
     console = options.console(quiet, verbose)
     if clear is not None:
         cleared = clear_blame(clear)
-        console.say(f"{clear}: cleared" if cleared else f"{clear}: nothing to clear")
+        now = "is no longer" if cleared else "was not"
+        console.say(f"{clear} {now} blamed for a failure")
         if as_json:
             console.json({"version": 1, "host": clear, "cleared": cleared})
         return 0

@@ -109,7 +109,12 @@ LOOK_ON = hosts_option("Look for the run on these hosts: a file, or a list such 
 HOST = option("--host", "HOST", "Only lines of HOST; repeatable.", completed_by=complete.host_names)
 IMAGE = option("--image", "IMAGE", "Override job.image.")
 ON_EXIT = option("--on-exit", "CMD", "Run CMD with sh when the run has ended.")
-ON_EVENT = option("--on-event", "CMD", "Run CMD with sh for each event of the run.")
+ON_EVENT = option(
+    "--on-event",
+    "CMD",
+    "Run CMD with sh when an attempt starts or ends, the run restarts in place, a node ends, or a host is "
+    "lost or back.",
+)
 DETACH = flag("--detach", "Start the run, print its id and return.", "-d")
 FOLD = flag("--fold", "Merge identical lines from several ranks: `[0-5] text`.")
 PLAIN = flag("--plain", "Print plain lines and no live panel (default without a terminal).")

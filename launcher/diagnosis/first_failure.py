@@ -129,7 +129,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
         code = node.exit_code
         how = "and left no exit code" if code is None else f"(exit code {code})"
         kind, message = "container-killed", f"its {node.unit} was killed {how}"
-        if code in range(1, 128) and not node.events:  # such as an image without python3
+        if code in range(1, 128) and not node.events:  # perhaps the image has no python3
             kind, message = "start", f"its {node.unit} ended before it could do anything {how}"
     elif lost or not node.unseen:
         message = f"the host is lost: {lost[0].message if lost else f'its {node.unit} is gone'}"

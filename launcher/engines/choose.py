@@ -74,7 +74,7 @@ def engines_on(connection: HostConnection, name: str) -> list[Engine]:
 def nodes_on(connection: HostConnection, name: str, run_id: str | None = None) -> list[NodeStatus]:
     """Return the nodes and tickets of all runs on this host, or of `run_id`, in any state."""
     statuses = [s for engine in engines_on(connection, name) for s in engine.nodes(run_id)]
-    # hosts are not trusted: one may list other runs
+    # a host, which is not trusted, may list other runs
     return [s for s in statuses if run_id in (None, s.run_id)]
 
 

@@ -48,7 +48,7 @@ class Capabilities:
     product: Literal["Docker", "Podman"] = "Docker"
     version: tuple[int, ...] = ()
     rootless: bool = False  # root in a container is the SSH user; its other uids are subordinate
-    relabels: bool = False  # SELinux: containers may only use relabeled folders
+    relabels: bool = False  # whether SELinux lets containers use only relabeled folders
     gpus: Literal["toolkit", "cdi", "none"] = "toolkit"  # how to request NVIDIA GPUs
     keeps_groups: bool = False  # a container can have the SSH user's groups, but no others
     creates_missing_sources: bool = False  # for all mounts; Docker fails instead
@@ -74,7 +74,7 @@ class EngineInfo:
 
 
 def parse_engine(about: Mapping[str, Any], image: ImageInfo | None) -> EngineInfo:
-    """Parse facts about the engine. about: its answer to /info."""
+    """Parse facts about the engine. Missing ones become empty. about: its answer to /info."""
     return EngineInfo(
         version=str(about.get("ServerVersion", "")),
         storage=str(about.get("Driver", "")),
@@ -87,7 +87,7 @@ def parse_engine(about: Mapping[str, Any], image: ImageInfo | None) -> EngineInf
 
 
 def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
-    """Parse the engine's capabilities. about: its answer to /info."""
+    """Derive the engine's capabilities. about: its answer to /info, in which fields may be missing."""
     security = " ".join(_texts(about.get("SecurityOptions")))
     version = tuple(map(int, re.findall(r"[0-9]{1,6}", str(about.get("ServerVersion"))[:100])[:2]))
     rootless, relabels = "rootless" in security, "selinux" in security
@@ -111,7 +111,10 @@ def parse_capabilities(about: Mapping[str, Any]) -> Capabilities:
 
 
 def parse_image(inspected: Mapping[str, Any]) -> ImageInfo:
-    """Parse facts about an image. inspected: the engine's answer to /images/NAME/json."""
+    """Parse facts about an image. Missing ones become empty.
+
+    inspected: the engine's answer to /images/NAME/json.
+    """
     config, rootfs = (mapping(inspected.get(key)) for key in ("Config", "RootFS"))
     layers = _texts(rootfs.get("Layers"))
     architecture = str(inspected.get("Architecture") or "")

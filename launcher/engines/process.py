@@ -152,7 +152,10 @@ def _claim(status: NodeStatus) -> str:
 
 
 def _state(text: str) -> NodeStatus:
-    """Parse the state of a node or a claim, as process_files.sh and list_claims.sh print it."""
+    """Parse the state of a node or a claim, as process_files.sh and list_claims.sh print it.
+
+    The state is UNKNOWN if it is malformed.
+    """
     line, _, journal = text.partition("\n")
     state, *times = line.split(" ")
     if state not in STATES:

@@ -56,7 +56,7 @@ class NodeStatus:
     handle: str = ""  # container name or control folder; the argument for stop and remove
     state: ContainerState = ContainerState.UNKNOWN
     exit_code: int | None = None  # None while it runs, or if unknown
-    run_id: str = ""  # this and the next three are "" or 0 after the node was removed
+    run_id: str = ""  # this and the next three are "" or 0 if no labels were read
     name: str = ""  # the name of the run; "" if it has none
     nnodes: int = 0
     owner: str = ""

@@ -45,7 +45,7 @@ class Facts:
     clock_skew: float = 0.0  # seconds by which this clock is ahead of the launching machine's
     clock_error: float = 0.0  # maximum error of clock_skew: half the time spent on the network
     details: Details = field(default_factory=Details)  # has its default values unless requested
-    resolved: str = ""  # ~/.ddpctl without symlinks: on NFS, root may be unable to follow them
+    resolved: str = ""  # ~/.ddpctl without symlinks, which root may be unable to follow on NFS
 
     @property
     def folder(self) -> str:
@@ -103,7 +103,9 @@ class Facts:
 
 
 def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
-    """Parse the script's output. Raises ValueError if the output is incomplete or malformed.
+    """Parse the script's output. Missing or malformed values become empty or get a default.
+
+    Raises ValueError if the script did not finish or the output of `id` is malformed.
 
     asked, answered: when the script was started and when it had ended, in unix seconds by our clock.
     """
@@ -125,7 +127,7 @@ def parse(text: str, asked: float = 0.0, answered: float = 0.0) -> Facts:
         match = re.match(r"[0-9]{1,12}(\.[0-9]{1,9})?", first(name))
         return float(match[0]) if match else 0.0
 
-    # such as "uid=7(ann) gid=8(staff) groups=..."; a uid may lack a name
+    # a line such as "uid=7(ann) gid=8(staff) groups=..."; a uid may lack a name
     identity = re.match(r"uid=([0-9]{1,10})(?:\((.*?)\))? gid=([0-9]{1,10})", first("user"))
     if not identity:
         raise ValueError(f"`id` printed {first('user')!r}")

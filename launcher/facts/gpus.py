@@ -28,14 +28,14 @@ class Gpu:
     name: str
     memory_mib: int | None  # None where memory is shared with the CPU, as on a DGX Spark
     vendor: Literal["nvidia", "amd"] = "nvidia"
-    integrated: bool = False  # part of a processor: used only if the hosts file names its id
+    integrated: bool = False  # part of a processor, so used only if the hosts file names its id
     pci: str = ""
     cores: frozenset[int] = frozenset()
     iommu: str = ""
 
 
 def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
-    """Parse rows of index, UUID, name, MiB and PCI address. Return the GPUs and None.
+    """Parse rows of index, UUID, name, MiB and, optionally, PCI address. Return the GPUs and None.
 
     If a row has another form, such as an error message, return () and that row. Ignores warnings,
     such as that the infoROM of a GPU is corrupted, because the GPU works.
@@ -52,7 +52,10 @@ def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
-    """Parse the rows of amd_gpus.sh. Return the GPUs in ROCm's order, with ROCm's UUIDs or ""."""
+    """Parse the rows of amd_gpus.sh. Skips malformed ones.
+
+    Return the GPUs in ROCm's order, with ROCm's UUIDs or "".
+    """
     rows = [match for line in lines[:64] if (match := _ROW.fullmatch(line))]
     gpus: list[Gpu] = []
     for row in sorted(rows, key=lambda row: int(row[1])):
@@ -64,9 +67,9 @@ def amd_gpus(lines: Sequence[str]) -> tuple[Gpu, ...]:
 
 
 def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]:
-    """Return the GPUs with their cores and IOMMU modes.
+    """Return the GPUs with the CPU cores next to each, and its IOMMU mode.
 
-    lines: rows of PCI address, cores and IOMMU mode, separated by tabs.
+    lines: rows of PCI address, CPU cores and IOMMU mode, separated by tabs.
     """
     rows = [match for line in lines[:64] if (match := _PCI.fullmatch(line))]
     near = {pci_address(row[1]): (core_list(row[2]), row[3] or "") for row in rows}

@@ -98,7 +98,10 @@ _DF_ROW = re.compile(
 
 
 def _disks(lines: Sequence[str]) -> Iterator[Disk]:
-    """Parse a line `path PATH`, then the output of `df -Pk` and of `df -Pi`, for each path."""
+    """Parse a line `path PATH`, the output of `df -Pk` and that of `df -Pi` for each path.
+
+    Skips a path for which `df` has no sizes.
+    """
     for part in re.split(r"^path ", "\n".join(lines), flags=re.MULTILINE)[1:]:
         path, *rows = part.splitlines()
         blocks, inodes = ([*filter(None, map(_DF_ROW.search, rows)), None, None])[:2]

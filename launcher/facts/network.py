@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 
 _HEX = re.compile(r"[0-9A-F]{8}")
-# A speed of 10 counts as unknown: the kernel reports it for any tun device, such as a VPN's.
+# A speed of 10 counts as unknown, because the kernel reports it for any tun device, such as a VPN's.
 _NIC = re.compile(r"(\S+) ([0-9]{1,9}) (\S*) (?:10|([0-9]{1,9})|\S*) (\w+)")
 
 
@@ -43,12 +43,15 @@ class Interface:
 
 
 def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
-    """Parse the rows of /proc/net/route. Return the routes, the most specific network first."""
+    """Parse the rows of /proc/net/route. Skips all others.
+
+    Return the routes, the most specific network first.
+    """
     table = []
     for words in map(str.split, lines):
         if len(words) < 8 or not all(_HEX.fullmatch(words[i]) for i in (1, 2, 7)):
             continue
-        # Hex in the processor's byte order: little-endian wherever Docker runs, except on s390.
+        # Hex in the processor's byte order, which is little-endian wherever Docker runs, except on s390.
         to, via, mask = (IPv4Address(bytes.fromhex(words[i])[::-1]) for i in (1, 2, 7))
         try:
             network = IPv4Network(f"{to}/{mask}", strict=False)

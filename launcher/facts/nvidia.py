@@ -95,7 +95,7 @@ class GpuUse:
 
 def parse_nvidia(sections: defaultdict[str, list[str]]) -> Nvidia:
     """Parse the sections of facts.sh about NVIDIA GPUs. Any of them may be missing or malformed."""
-    # without what precedes it: a DTD could define entities that take up all memory
+    # without what precedes it, because a DTD could define entities that take up all memory
     _, *log_text = "\n".join(sections["nvidia"]).partition("<nvidia_smi_log>")
     try:
         log = ElementTree.fromstring("".join(log_text))
@@ -119,7 +119,7 @@ def xids_in(kernel: Iterable[str]) -> tuple[tuple[str, int], ...]:
 
 
 def gpu_pairs(lines: Sequence[str]) -> dict[GpuPair, str]:
-    """Parse a matrix of `nvidia-smi topo`. Return its word for each pair of GPUs."""
+    """Parse a matrix of `nvidia-smi topo`. Return its word for each pair of GPUs that it has."""
     rows = [line.split() for line in lines if re.match(r"GPU[0-9]{1,3}\s", line)]
     names = [int(words[0][3:]) for words in rows if words[0][3:].isdecimal()]
     return {
@@ -149,7 +149,7 @@ def parse_use(text: str) -> tuple[GpuUse, ...]:
 
 
 def _owners(lines: Iterable[str]) -> dict[str, Process]:
-    """Parse the rows of gpu_owners.sh. Return the processes by pid, without their memory."""
+    """Parse the rows of gpu_owners.sh; skips others. Return the processes by pid, without their memory."""
     return {
         row[1]: Process(
             int(row[1]),

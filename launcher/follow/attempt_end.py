@@ -118,7 +118,7 @@ def report_end(run_id: str, attempt: AttemptRecord, console: Console) -> None:
     """Print how the attempt ended, and its first failure."""
     if attempt.state is RunState.UNKNOWN:
         where = "on hosts that have not confirmed its stop"
-        then = "ddpctl will stop it when it next reaches them"
+        then = "the next `ddpctl ps` or `launch` that reaches them will stop it"
         console.say(f"run {run_id} may still be alive {where}; {then}")
         return
     failure = attempt.first_failure

@@ -14,7 +14,7 @@ from .addresses import split_login
 from .mistakes import Mistake
 from .yaml_tree import RawValue, raw
 
-# Open MPI's max_slots is ignored: ddpctl never starts more processes than slots.
+# Open MPI's max_slots is ignored, because ddpctl never starts more processes than slots.
 SCHEDULERS = {"slurm": "SLURM_JOB_NODELIST", "pbs": "PBS_NODEFILE"}
 LONGEST_LINE = 1000  # characters; a text with a longer line is not a hostfile
 _KNOWN = ("slots", "max_slots", "max-slots")
@@ -82,7 +82,7 @@ def _hosts(lines: Iterable[tuple[int, str]], mistakes: list[Mistake]) -> RawValu
         given = {name: value for name, _, value in (option.partition("=") for option in options)}
         unknown = [name for name in given if name not in _KNOWN]
         if unknown or len(given) < len(options) or not all(map(str.isdecimal, given.values())):
-            remedy = "write HOST slots=N" if line else "write HOST:GPUS, separated by commas"
+            remedy = "write HOST slots=N" if line else "write a list such as gpu1:8,gpu2:8"
             if unknown and (near := nearest(unknown[0], _KNOWN)):
                 remedy = f"did you mean '{near}'?"
             what = f"found {quoted(written)}"

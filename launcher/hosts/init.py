@@ -43,7 +43,7 @@ _JOB = (
     ("image", Job.image, "any image with Python and torch"),
     ("workdir", ".", "your code, pushed and mounted at /workspace"),
     ("dataset", "./data", "your data, pushed and mounted read-only at /data"),
-    ("command", Job.command, "what torchrun runs; `-- ...` overrides it"),
+    ("command", Job.command, "what torchrun runs; `ddpctl launch -- ...` overrides it"),
     ("nproc_per_node", 2, "default: one per GPU; 1 on a CPU host"),
     ("master_port", "auto", "any free port on node 0, or a number"),
     ("max_restarts", 3, "whole-job restarts, each from the newest checkpoint"),
@@ -98,7 +98,7 @@ def _rows(keys: Iterable[tuple[str, object, str]], written: Mapping[str, str]) -
 
 def _host(host: Host, note: str) -> str:
     keys, name = changed(host, Host(host.host)), host.host
-    if keys:  # a login such as me@gpu1:2222 must be an entry of its own
+    if keys:  # `host:` does not accept a login such as me@gpu1:2222
         login = split_login(name)
         name, keys = login.pop("host"), {**login, **keys}
     line = f"  - {'host: ' if keys else ''}{scalar(name)}"

@@ -25,7 +25,7 @@ KINDS = {kind.kind: kind for kind in Event.__subclasses__()}  # the supervisor's
 
 @dataclass(frozen=True)
 class Unreadable(Event):
-    """Replaces an event that is malformed or of an unknown kind, perhaps of a newer version."""
+    """Replaces an event that is malformed or of an unknown kind, such as one of a newer ddpctl."""
 
     kind = "unreadable"
 

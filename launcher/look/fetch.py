@@ -77,7 +77,7 @@ class FetchResult:
 
     def summary(self) -> str:
         files, size = counted(self.files, "file"), decimal(self.bytes)
-        return f"{self.to}: fetched {files}, {size}; {self.skipped} unchanged"
+        return f"{self.to}: fetched {files}, {size}; {counted(self.skipped, 'file')} unchanged"
 
 
 def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:

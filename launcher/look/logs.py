@@ -140,7 +140,7 @@ def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | 
     """
     with Interrupts():
         while not console.reader_left:
-            # check this before reading the record: a process may change the record and then end
+            # check this before reading the record, because a process may change it and then end
             may_start = detach.is_taken_care_of(folder)
             record = folder.load_if_readable(console)
             if record and record.attempt.number > number and record.attempt.started:

@@ -53,14 +53,14 @@ def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus])
 
 
 def summary(rows: Sequence[GpuRow]) -> str:
-    """Summarize: `8 GPUs on 2 hosts: 4 used by 1 run, 1 by others, 3 free`."""
+    """Summarize: `8 GPUs on 2 hosts: 4 used by 1 run, 1 by other processes, 3 free`."""
     runs = {row.node.run_id for row in rows if row.node}
     used = sum(row.node is not None for row in rows)
     free = sum(row.is_free for row in rows)
     hosts = len({row.host for row in rows})
     gpus = f"{counted(len(rows), 'GPU')} on {counted(hosts, 'host')}"
     ours = f"{used} used by {counted(len(runs), 'run')}"
-    return f"{gpus}: {ours}, {len(rows) - used - free} by others, {free} free"
+    return f"{gpus}: {ours}, {len(rows) - used - free} by other processes, {free} free"
 
 
 def folded(rows: Sequence[GpuRow]) -> Iterator[list[str]]:

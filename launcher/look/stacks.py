@@ -87,7 +87,7 @@ def stacks(folder: RunFolder, console: Console, *, all_threads: bool, as_json: b
         if shown := lines(answers, groups):
             console.print("\n".join(shown))
     else:
-        console.say(f"run {folder.run_id} has ended: see `ddpctl logs {folder.run_id}`")
+        console.say(f"run {folder.run_id} has ended; see `ddpctl logs {folder.run_id}`")
     return Exit.UNREACHABLE if failures else Exit.DONE
 
 

@@ -24,7 +24,7 @@ class RunOptions:
     name: str = ""
     hang_timeout: float | None = None  # seconds without progress; 0: no limit; None: the default
     wait: int | None = None  # seconds to wait in line for GPUs; 0: no limit; None: do not wait
-    nodes: int | None = None  # use any N hosts in the hosts file whose GPUs are free
+    nodes: int | None = None  # how many hosts with free GPUs to use; None: all hosts
     push: bool = True
     check: bool = True
     network_only: bool = False  # nodes on one machine communicate over the network too

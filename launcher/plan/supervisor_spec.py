@@ -11,7 +11,7 @@ from .plan import CONTROL_DIR, NodePlan, Place, Plan
 
 BUNDLE = "supervisor.pyz"  # the supervisor's file in a node's control folder
 NO_PYTHON = "set job.python or job.conda to an environment that exists on every host"  # remedy
-ISOLATED = ("-I", "-S")  # python3 flags: only the ranks use PYTHONPATH and site packages
+ISOLATED = ("-I", "-S")  # for python3, as only the ranks use PYTHONPATH and site packages
 
 
 def supervisor_command(plan: Plan, host: Host, store: str, place: Place) -> tuple[str, ...]:
@@ -84,6 +84,6 @@ def supervisor_spec(plan: Plan, node: NodePlan, token: str) -> Spec:
         metrics_dir=node.paths.metrics,
         max_restarts=plan.job.max_restarts,
         past_restarts=[(restart.cause, restart.saved) for restart in plan.past_restarts],
-        resume_args=plan.job.resume_args if plan.attempt == 1 else [],  # later: in argv
+        resume_args=plan.job.resume_args if plan.attempt == 1 else [],  # afterwards, argv has them
         notes=[] if node.node_rank else plan.notes,
     )

@@ -99,7 +99,7 @@ class Survey:
     def images(self) -> dict[int, ImageInfo]:
         """The job's image on the hosts that were seen to have it, by node rank.
 
-        A machine with several accounts is left out: each of them may have images of its own.
+        A machine with several accounts is left out, because each of them may have images of its own.
         """
         return {
             rank: machine.engine.image
@@ -157,7 +157,7 @@ def survey_hosts(
         reach = probe.run(machines)
     fleet = Fleet(cluster, machines, image_here.result(), reach, waits)
     findings = judge(fleet)
-    if with_containers:  # skip machines that have failed: the cause would be the same
+    if with_containers:  # except on machines that have failed already
         failed = {finding.host for finding in findings if finding.severity == "failure"}
         able = {m.rank: connections[m.rank] for m in machines if m.name not in failed}
         fleet = with_reports(fleet, able)

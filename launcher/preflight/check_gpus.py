@@ -124,7 +124,7 @@ def check_requested(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
 
 
 def check_shared(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
-    """Check that no two hosts share a GPU: one machine may be listed under two names."""
+    """Check that no two hosts share a GPU, because one machine may be listed under two names."""
     mine = machine.gpus_by_uuid
     for other in (m for m in fleet.machines if m.rank < machine.rank):
         theirs = other.gpus_by_uuid

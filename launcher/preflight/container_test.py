@@ -118,7 +118,10 @@ def needing_torch(machines: Sequence[Machine]) -> set[int]:
 
 
 def parse_report(output: str) -> ContainerReport:
-    """Parse the script's output, ignoring anything else that the image prints when it starts."""
+    """Parse the script's output. Ignores anything else that the image prints when it starts.
+
+    Without a well-formed report, returns one whose error quotes the last line.
+    """
     lines = output.strip().splitlines() or ["it printed nothing"]
     reports = [line.removeprefix(MARK) for line in lines if line.startswith(MARK)]
     with contextlib.suppress(ValueError):

@@ -106,7 +106,7 @@ class Probe:
 def _listen(agent: Stream, port: int) -> int:
     """Let the agent listen on this port (0: any). Return the actual port, or 0 if it could not.
 
-    A port that does not exist counts as 0: the agents of the other hosts could not dial it.
+    A port that does not exist counts as 0, because the agents of the other hosts could not dial it.
     """
     answer = re.compile(rf"listening {port} (\d{{1,5}})", re.ASCII)
     with contextlib.suppress(DdpctlError, OSError):
@@ -117,7 +117,7 @@ def _listen(agent: Stream, port: int) -> int:
 
 
 def _answers(agent: Stream, orders: Sequence[str], timeout: float) -> Iterator[str]:
-    """Send the orders to the agent. Yield its lines for as long as the caller wants more.
+    """Send the orders to the agent. Yield its lines until the caller has read enough.
 
     Raises OSError or DdpctlError if the agent ends, writes too long a line or takes too long.
     """

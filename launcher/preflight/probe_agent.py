@@ -39,7 +39,7 @@ def greet(peer: socket.socket, greeting: bytes) -> None:
     try:
         peer.settimeout(GREETING_TIMEOUT)
         peer.sendall(greeting)
-        # Let the dialer close first: if this side does, the port stays taken for a minute.
+        # Let the dialer close first, because if this side does, the port stays taken for a minute.
         peer.recv(1)
     except OSError:
         pass
@@ -77,7 +77,10 @@ def listen(requested: int, greeting: bytes) -> None:
 
 
 def first_line(s: socket.socket) -> str:
-    """Return the peer's first line, up to 100 bytes. A peer may send any bytes, one by one."""
+    """Return what the peer has sent once that has a newline or 100 bytes, or the peer is done.
+
+    Reads in a loop, because a peer may send one byte at a time.
+    """
     line, end = b"", time.time() + DIAL_TIMEOUT
     while b"\n" not in line and len(line) < 100:
         s.settimeout(max(end - time.time(), 0.001))

@@ -45,7 +45,7 @@ CHARTS = (  # each chart without its curves, then (kind of entry, field, name) o
     (Chart("Throughput (images/s)", (), top=1.0), (("train", "img_s", "train"),)),
 )
 
-BY_RANK = ("loss", "top1")  # not throughput: a rank's is the total times its share of the images
+BY_RANK = ("loss", "top1")  # a rank's throughput is only its share of the total
 DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
 MOST_POINTS = 300_000  # points to draw from one file, the newest
 

@@ -111,7 +111,7 @@ class Axis:
 
 def linear_axis(low: float, high: float) -> Axis:
     """Return an axis with two to six ticks, spaced by 1, 2 or 5 times a power of ten."""
-    if high - low <= abs(high) * 1e-6:  # nearly a single value: leave some space around it
+    if high - low <= abs(high) * 1e-6:  # leave some space around what is nearly one value
         around = abs(high) / 10 or 1
         low, high = low - around, high + around
     power = 10.0 ** math.floor(math.log10((high - low) / 5))

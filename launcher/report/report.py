@@ -66,7 +66,7 @@ def _ask(
 ) -> tuple[dict[HostConnection, tuple[bytes, bytes]], dict[str, DdpctlError]]:
     """Return each host's metrics.jsonl and events, and the errors of hosts that did not answer.
 
-    Asks the hosts of earlier attempts too: only rank 0 writes metrics, and a resume may have moved
+    Asks the hosts of earlier attempts too, because only rank 0 writes metrics, and a resume may have moved
     it. Hosts that share a home have one metrics.jsonl, which is read once.
     """
     newest = {node.host for node in record.attempt.nodes}
@@ -75,7 +75,7 @@ def _ask(
     former = [hosts[name] for name in run_dirs if name in hosts and name not in newest]
     step = console.step("reading the run's metrics and events on the hosts")
     with newest_attempt(folder, console, record) as attempt, connected(former) as others, step:
-        # by connection: two accounts on one host have the same name
+        # by connection, because two accounts on one host have the same name
         run_dir_on = {member.connection: member.place.run_dir for member in attempt.members}
         run_dir_on |= {connection: run_dirs[connection.name] for connection in others}
         machines = one_per_account(run_dir_on)

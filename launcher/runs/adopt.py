@@ -127,7 +127,7 @@ def caught_up(
 
 
 def ended_as(own: AttemptRecord, reported: AttemptRecord) -> AttemptRecord:
-    """Return `own`, with an end if it has none: a later attempt shows that this one has ended.
+    """Return `own`, with an end if it has none, because a later attempt shows that this one has ended.
 
     own, reported: the attempt according to this machine's record and to the hosts.
     """
@@ -171,7 +171,8 @@ def build_record(
     record.hosts = [connection.name for connection in ranks]
     silent = {connection.host.account for connection in reports.failures}
     for rank, connection in enumerate(ranks):
-        # on a silent host, a relative path must do: commands start in the home folder
+        # a host that did not answer cannot name its home folder; a relative path works as well,
+        # because commands start there
         home = "" if connection.host.account in silent else f"{connection.home()}/"
         run_dir = run_dir_in(home + STORE, reports.run_id)
         record.attempt.nodes.append(NodeRecord(rank, connection.name, run_dir))

@@ -94,7 +94,7 @@ def find_run(text: str | None) -> RunFolder:
     folders = {folder.run_id: folder for folder in run_folders()}
     if text is not None:
         run_id = unique_match(text, folders)
-        what = f"this machine has no run {quoted(text)}"
+        what = f"this machine has no record of run {quoted(text)}"
         remedy = "run `ddpctl ps --all` to list its runs, or add `--hosts HOSTS` to look there"
     else:
         run_id = next((each for each in folders if not is_sanity_run(each)), None)

@@ -68,7 +68,10 @@ def reports_of(connection: HostConnection, run_id: str = "") -> list[Report]:
 
 
 def parse_reports(text: bytes, host: str) -> Iterator[Report]:
-    """Yield the reports in LIST's output. A node's state is UNKNOWN, EXITED or CANCELLED."""
+    """Yield the well-formed reports in LIST's output. A malformed run.json counts as empty.
+
+    A node's state is UNKNOWN, EXITED or CANCELLED.
+    """
     rows = text.decode(errors="replace").split("\n")
     for head, document, record in zip(rows[::3], rows[1::3], rows[2::3], strict=False):
         match = HEAD.fullmatch(head)

@@ -113,8 +113,8 @@ class RunFolder:
         return dataclasses.replace(cluster, job=dataclasses.replace(cluster.job, env=given))
 
     def goes_on(self, record: RunRecord) -> bool:
-        """Return `record.goes_on` with the run's own max_restarts; False if that is unreadable."""
-        with contextlib.suppress(UsageError, OSError):  # then the run cannot restart
+        """Return `record.goes_on` for the max_restarts of the run; False if that cannot be read."""
+        with contextlib.suppress(UsageError, OSError):  # these rule out a restart
             return record.goes_on(self.kept_cluster().job.max_restarts)
         return False
 

@@ -143,7 +143,7 @@ def mesh(me: ThisRank) -> bool:
     answers = [json.loads(me.store.get(f"reached/{n}")) for n in range(me.nodes)]
     if me.local_rank == 0:
         me.store.set(f"mesh-read/{me.node}", "1")
-    # After a failure, the ranks exit and node 0's store ends: wait until all have read the answers.
+    # After a failure, the ranks exit and node 0's store ends, so wait until all have read.
     me.store.wait([f"mesh-read/{n}" for n in range(me.nodes)])
     failed = [one for answer in answers for one in answer]
     me.report("mesh", failed=failed)

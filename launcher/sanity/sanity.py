@@ -97,6 +97,7 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
         job = dataclasses.replace(job, job=alone)
         launch = LaunchOptions(name="sanity", network_only=True)
         request = Request(job, launch, new_run_id("sanity"))
+        report.run_id = request.run_id
         with taking_care(request.folder):
             return run_attempt(request, console_for_run(report, console)).exit
 
@@ -178,6 +179,6 @@ def plot(report: Report, to: Path) -> None:
     panel.grid(alpha=0.25)
     try:
         figure.savefig(to, dpi=120)
-    except (OSError, ValueError) as error:  # ValueError: an unknown suffix
+    except (OSError, ValueError) as error:  # a ValueError means an unknown suffix
         what = f"--plot {quoted(str(to))}: cannot be written: {getattr(error, 'strerror', error)}"
         raise UsageError(what, "pass a file such as busbw.png in a folder that exists") from None

@@ -50,6 +50,7 @@ class Report:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self.hosts = hosts
+        self.run_id = ""  # of the run that the check is
         self.records: dict[str, list[dict[str, Any]]] = {}  # by kind, in order of arrival
         self._taken = 0  # bytes of records
         self.four_sockets: float | None = None  # GB/s at the largest size; None: not measured
@@ -129,7 +130,7 @@ def problems(
         lines.append("the check did not finish: see its output")
     if code and not lines:
         what = f"all measurements finished, but the run then exited with code {code}"
-        lines.append(f"{what}: see `ddpctl logs RUN`")
+        lines.append(f"{what}: see `ddpctl logs {report.run_id}`")
     return lines
 
 

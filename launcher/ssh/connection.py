@@ -162,7 +162,7 @@ class ChannelStderr(Stderr):
 
     def feed(self, data: bytes) -> None:  # runs in the transport's thread
         super().feed(data)
-        if not self._channel.transport.clear_to_send.is_set():  # during a key exchange: ack later
+        if not self._channel.transport.clear_to_send.is_set():  # a key exchange; ack later
             self._channel.in_window_sofar += len(data)
         elif size := self._channel._check_add_window(len(data)):
             message = paramiko.Message()

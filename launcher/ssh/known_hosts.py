@@ -26,7 +26,7 @@ _writing = threading.Lock()
 
 @dataclass(frozen=True)
 class Key:
-    kind: str  # such as ssh-ed25519
+    kind: str  # the key's type, such as ssh-ed25519
     blob: bytes
 
     def __str__(self) -> str:

@@ -84,7 +84,7 @@ class LocalMachine:
 
 
 class LocalStream(Stream):
-    """A local command. `close` leaves its output pipes open: another thread may be reading them."""
+    """A local command. `close` leaves its output pipes open, because another thread may be reading them."""
 
     def __init__(self, argv: Sequence[str], stdin: bool, tty: bool | None) -> None:
         home = expanded("~")

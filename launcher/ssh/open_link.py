@@ -37,7 +37,7 @@ def _direct(route: Route) -> Link:
     timeout = route.connect_timeout / len(addresses)
     for *_, address in addresses:
         try:
-            # with the interface of a link-local address: fe80::1%eth0
+            # with the interface of a link-local address, as in fe80::1%eth0
             ip, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
             sock = socket.create_connection((ip, route.port), timeout, source)
         except OSError as error:

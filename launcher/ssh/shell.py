@@ -36,7 +36,7 @@ def framed(argv: Sequence[str], *, stdin: bool = True) -> tuple[list[str], bytes
 
     The reader drops everything before that line, such as the output of a login shell's .bashrc. A
     shell that echoes its command does not print the random token on its own line. `sh` does not
-    `exec` the command: if signal N ends the command, paramiko does not report N, but `sh` exits
+    `exec` the command, because if signal N ends the command, paramiko does not report N, but `sh` exits
     with 128 + N. On a terminal, Ctrl-C reaches the command only.
     Without `stdin`, the command is stopped when the stream to the reader closes.
     """

@@ -71,7 +71,7 @@ class Stderr:
 class Stream(AbstractContextManager["Stream"]):
     """A running command. Its stderr is collected in the background, so stderr never blocks it.
 
-    If the command was opened with `tty` true or false, use `read_stderr`: nothing is collected.
+    If the command was opened with `tty` true or false, use `read_stderr`, because nothing is collected.
     """
 
     stderr: Stderr

@@ -113,7 +113,7 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
     """
     recorder_started = announced = False
     while True:
-        # check this before reading the record: a process may change the record and then end
+        # check this before reading the record, because a process may change it and then end
         abandoned = not detach.is_taken_care_of(folder)
         record = folder.load()
         is_pending = record.state is RunState.PENDING and not abandoned

@@ -57,8 +57,8 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
     Return how the run ended or how this command left it.
     """
     with ExitHook(request.folder, console) as hook, taking_care(request.folder):
-        if request.by == "launch":  # else `kill` without a run would stop the run before this one
-            with suppress(StateError):  # on a file system without locks
+        if request.by == "launch":  # so that `kill` without a run stops no earlier run
+            with suppress(StateError):  # some file systems have no locks
                 request.take_care()
         outcome = run_attempt(request, console)
         with Interrupts(between_attempts=True):

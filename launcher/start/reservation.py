@@ -63,7 +63,7 @@ class Reservation:
         if done.code == REFUSED:
             raise UsageError(
                 f"attempt {self.attempt} was already started by another command or machine",
-                "run `ddpctl ps HOSTS` to see it, or `ddpctl kill RUN` if it is not listed",
+                f"run `ddpctl ps HOSTS` to see it; if it is not listed, run `ddpctl kill {self.run_id}`",
                 host=name,
             )
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
@@ -77,7 +77,7 @@ class Reservation:
     def cancel(self) -> None:
         """Mark the attempt as one that did not start, so that a resume on any machine skips it.
 
-        Gives up after a moment: without the marks, only this machine's record shows it.
+        Gives up after a moment. Without the marks, only the record on this machine shows it.
         """
 
         def mark(connection: HostConnection) -> None:

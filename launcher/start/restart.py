@@ -58,7 +58,7 @@ def restart_until_done(
             again = restart(base, record, console)
         except RunKilled:
             newest = folder.load()
-            if newest.attempt.number == record.attempt.number:  # not if it was resumed meanwhile
+            if newest.attempt.number == record.attempt.number:  # a resume's attempt was not killed
                 newest.attempt.state = RunState.CANCELLED
                 folder.try_save(newest, console)
             console.say(f"run {folder.run_id} was killed while it was restarting")
@@ -191,7 +191,7 @@ def turn_kept_for_restart(
 ) -> Iterator[None]:
     """Context manager: hold tickets for a restart of a run that another process started."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(UsageError, OSError, RunKilled):  # then the run cannot restart
+        with contextlib.suppress(UsageError, OSError, RunKilled):  # these rule out a restart
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_until_restart(base))):
@@ -205,8 +205,8 @@ def tickets_until_restart(base: Request) -> Iterator[Tickets | None]:
 
     Yields the tickets, or None if no host answers. Raises RunKilled if the run was killed.
     """
-    silent = base.earlier.pending_stop if base.earlier else []
-    with connected([host for host in base.cluster.hosts if host.name not in silent]) as connections:
+    pending = base.earlier.pending_stop if base.earlier else []
+    with connected([h for h in base.cluster.hosts if h.name not in pending]) as connections:
         facts, _ = try_each(connections, gather_one)
         tickets: Tickets | None = None
         with contextlib.suppress(NodesFailed, HostsFileError):
@@ -231,11 +231,11 @@ def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:
             place = running.by_connection[connection].place
             return bool(connection.script(NEW_CHECKPOINT, place.run_dir, place.control_dir).stdout)
 
-        silent = [
+        pending = [
             connection
             for connection in running.connections
             if connection.name in record.pending_stop
         ]
-        others = [connection for connection in running.connections if connection not in silent]
-        # silent hosts last, because a lost host costs a connection timeout
-        return any(any(try_each(connections, look)[0].values()) for connections in (others, silent))
+        others = [connection for connection in running.connections if connection not in pending]
+        # those with a pending stop last, because a lost host costs a connection timeout
+        return any(any(try_each(group, look)[0].values()) for group in (others, pending))

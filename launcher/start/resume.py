@@ -142,7 +142,7 @@ def next_attempt(
     others = [s for s in (*statuses, *reported) if s.attempt <= own.attempt.number + MOST_AHEAD]
     if record.state.is_live:
         conclude(record.attempt, others)
-        if record.state.is_final:  # else it stays until the next attempt is recorded
+        if record.state.is_final:  # if UNKNOWN, the saved record stays live until the next attempt
             folder.try_save(record, console)
     newest = max([record.attempt.number, *(status.attempt for status in others)])
     state = record.state
@@ -173,9 +173,9 @@ def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:
 
 
 def complete_log(folder: RunFolder, record: RunRecord, console: Console) -> None:
-    """Copy the last lines of the newest attempt: once there is a newer one, no command copies them.
+    """Copy the rest of the newest attempt's log, because no command does once there is a newer attempt.
 
-    They are not on this machine yet if it was off, or its recorder gone, when the attempt ended.
+    Lines are missing here if this machine was off, or its recorder had died, when the attempt ended.
     """
     try:
         with newest_attempt(folder, console, record) as handle, log_store(folder, console) as store:

@@ -130,7 +130,7 @@ class Starter:
             with self.console.step("asking whether the run is alive"):
                 each_node(planned.connections, lambda each: require_ended(planned.nodes_on(each)))
         self.reservation.take(self.connections, self.console)
-        with contextlib.suppress(StateError):  # on a file system without locks
+        with contextlib.suppress(StateError):  # some file systems have no locks
             request.take_care()
         return request.save_pending(planned.plan)
 
@@ -173,7 +173,7 @@ def failed_start_recorded(
 ) -> Iterator[None]:
     """Context manager: if the block fails before the attempt has started, record the failure.
 
-    The hosts record it too, as a cancelled reservation: other machines may resume the run.
+    The hosts record it too, as a cancelled reservation, because other machines may resume the run.
 
     Records nothing if another command has reserved the attempt.
     """

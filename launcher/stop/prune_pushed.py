@@ -30,7 +30,7 @@ MIN_AGE = 600  # seconds; a launch may be about to use a tree that it has just p
 TREE = re.compile(  # matches the names of trees and drafts
     r"(?:datasets|workdirs|wheels|venvs|images)/(?:[0-9a-f]{64}|\.[0-9a-z]+\.[0-9a-z-]+)"
 )
-PARTS: dict[str, Part] = {"datasets": "dataset", "workdirs": "workdir"}  # the rest: image
+PARTS: dict[str, Part] = {"datasets": "dataset", "workdirs": "workdir"}  # others: "image"
 DIGEST = re.compile(r"\b[0-9a-f]{64}\b")
 
 

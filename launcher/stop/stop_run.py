@@ -90,7 +90,7 @@ class Stop:
         """Stop the run on one host, and return what was found and what is left."""
         listed = nodes_on(connection, self.engine, self.run_id)
         untouched = [status for status in listed if status.user not in self.users]
-        if untouched and untouched == listed:  # the run is not ours here: do not even mark it
+        if untouched and untouched == listed:  # the run is not ours here, so do not even mark it
             return Stopped([], untouched=untouched)
         nodes = without_idle_tickets(self._to_end(listed))
         if self.cancel:
@@ -108,7 +108,7 @@ class Stop:
     def _stop_on(self, engine: Engine) -> list[str]:
         """End the run's nodes on one engine. Return the names of what is left.
 
-        Lists the nodes anew at each step: a launch may create more of them until it sees the mark.
+        Lists the nodes anew at each step, because a launch may create more of them until it sees the mark.
         """
         self._end(engine, self._to_end(engine.nodes(self.run_id)))
         after = self._listing(engine)
@@ -127,7 +127,7 @@ class Stop:
     def _to_end(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
         """Return the nodes to end and, if the run is cancelled, its tickets.
 
-        Checks the run id as well, because hosts are not trusted: one may list other runs.
+        Checks the run id as well, because hosts are not trusted and one may list other runs.
         """
         to_end = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
         return to_end if self.cancel else [status for status in to_end if not status.is_ticket]
@@ -167,7 +167,7 @@ def with_cancelled(nodes: list[NodeStatus], connection: HostConnection) -> list[
         return nodes
     try:
         reported = [status for status, _ in reports_of(connection, failed[0].run_id)]
-    except DdpctlError:  # such as a slow disk, which must not keep the run alive
+    except DdpctlError:  # a timeout, for example, must not prevent the stop
         return nodes
     stopped = {(s.node_rank, s.attempt) for s in reported if s.state is ContainerState.CANCELLED}
     return [

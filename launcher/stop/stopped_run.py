@@ -38,7 +38,7 @@ def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[
             for run, stop in stops
         ]
         by_run = [(run, future.result()) for (run, _), future in zip(stops, futures, strict=True)]
-    # the records are loaded only now: a run may have ended, or have a new attempt, since the start
+    # load the records only now, because a run may have ended or have a new attempt since the start
     return [
         StoppedRun(run, *results, run_folder(run.run_id).load_if_readable(console))
         for run, results in by_run
@@ -114,8 +114,8 @@ class StoppedRun:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
-        asked, even if some did not answer: nothing restarts it, and the next command that reaches
-        these hosts stops it there (see pending_stops.py). A run that is UNKNOWN because some hosts
+        asked, even if some did not answer, because nothing restarts it, and the next `ps` or `launch` that
+        reaches these hosts stops it there (see pending_stops.py). A run that is UNKNOWN because some hosts
         had not confirmed its stop also gets its end state once the last of them confirms it.
         """
         record = self.record

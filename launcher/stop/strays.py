@@ -89,7 +89,8 @@ def kill_strays(
                 whose = quoted(run) if run else "dead runs"
                 console.say(f"no leftovers of {whose} on {names(answered)}")
         elif yes:
-            console.say(f"{len(strays) - len(remaining)} ended, {len(remaining)} still there")
+            ended = len(strays) - len(remaining)
+            console.say(f"ended {ended} of {counted(len(strays), 'leftover')}")
         else:
             count = counted(len(strays), "leftover")
             console.say(f"{count}; repeat the command with -y to end what is left")

@@ -28,7 +28,7 @@ class Status:
     phase: Phase = Phase.RUNNING
     reason: Reason | None = None  # why this node is stopping
     alive: int = 0  # number of running ranks
-    early: Reason | None = None  # the first rank that exited with code 0
+    early: Reason | None = None  # the first exit with code 0 while other ranks ran
     stuck: float = 0.0  # time since any rank last showed activity
     begun: bool = False  # whether a rank has written output
     stacks: bool = False  # whether the stacks that node 0 requested are in the journal

@@ -31,8 +31,8 @@ class Weight(enum.IntEnum):
     TERMINATED = 4  # was stopped by its own torchrun or supervisor
 
 
-# The weights of the reasons to stop that are kinds of failure. The other reasons are handled
-# separately: a failed rank, torchrun, `kill`.
+# The weights of the reasons to stop that are kinds of failure. The other reasons (a failed
+# rank, torchrun, `kill`) are handled separately.
 WEIGHTS = {
     **dict.fromkeys(("early-exit", "stopped", "start", "supervisor"), Weight.CAUSE),
     **dict.fromkeys(("port-in-use", "time-limit"), Weight.CAUSE),

@@ -1,6 +1,6 @@
 """The events of a journal: written by the supervisor, parsed by `launcher.logs.event_reader`.
 
-Annotations must be strings: only the launcher, on a newer Python, evaluates them.
+Annotations must be strings, because only the launcher, on a newer Python, evaluates them.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ They are in two tables: failure_kinds.txt and error_texts.txt. In run.json, `fir
 the name of a kind. scripts/failure_kinds.py copies both tables to docs/troubleshooting.md.
 
 The first error text that matches wins, so specific phrases come before general ones. A phrase that
-may have several causes does not belong in the table: no kind at all is better than a wrong one.
+may have several causes does not belong in the table, because no kind at all is better than a wrong one.
 """
 
 from __future__ import annotations

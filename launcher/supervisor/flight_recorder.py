@@ -19,7 +19,7 @@ from .events import Collective
 
 ENTRIES = 2000  # collectives that a rank remembers
 NAMES = 100  # how many of the newest collectives are reported for each group
-SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # the second: up to torch 2.7
+SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")  # torch up to 2.7 reads the second
 FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 LARGEST_DUMP = 64 << 20  # bytes
 ANSWER_TIMEOUT = 0.5  # seconds for the ranks to write their dumps

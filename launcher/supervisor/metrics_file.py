@@ -12,7 +12,7 @@ from .events import Usage
 from .journal import Journal, publish
 from .spec import Spec
 
-STALE = 600.0  # seconds; an older file is from a dead supervisor: a live one writes every 10 s
+STALE = 600.0  # seconds; an older file is from a dead supervisor, as a live one writes every 10 s
 TAIL = 65536  # bytes read from the end of metrics.jsonl
 TRAIN = {"step": "step", "epoch": "epoch", "loss": "loss", "lr": "lr", "img_s": "images_per_second"}
 

@@ -62,7 +62,7 @@ class Peers:
             threading.Thread(target=beat, daemon=True, name="heartbeats").start()
 
     def beat(self, now: float) -> None:
-        """Repeat the last message while the loop is late, but not forever: the loop may be stuck."""
+        """Repeat the last message while the loop is late, but not forever, as the loop may be stuck."""
         if HEARTBEAT < now - self.turned < LONGEST_WAIT:
             for channel in self.channels():
                 with contextlib.suppress(OSError):  # the loop will notice
@@ -99,7 +99,7 @@ class NodePeer(Peers):
         self._shortest_round_trip = float("inf")
 
     def channels(self) -> list[Channel]:
-        channel = self.channel  # read once: the loop may close it meanwhile
+        channel = self.channel  # read once, because the loop may close it meanwhile
         return [channel] if channel else []
 
     def decide(self, status: Status, now: float) -> None:

@@ -49,7 +49,7 @@ def children(pid: int) -> list[int]:
     paths = glob.glob("/proc/%d/task/*/children" % pid)
     if paths:
         return [int(child) for path in paths for child in read_text(path).split()]
-    with contextlib.suppress(OSError):  # a kernel without CONFIG_PROC_CHILDREN: slower
+    with contextlib.suppress(OSError):  # slower; for kernels without CONFIG_PROC_CHILDREN
         return [child for child, parent in parents().items() if parent == pid]
     return []
 

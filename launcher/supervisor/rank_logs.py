@@ -35,7 +35,7 @@ class Tail:
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT)  # freeing disk blocks needs write access
         self._who, self._journal = who, journal
-        self._taken = self._freed = 0  # offsets in bytes: copied, and freed on disk, up to here
+        self._taken = self._freed = 0  # how many bytes have been copied, and freed on disk
         self._partial = bytearray()  # an unfinished line
         self._last = b""  # the end of the copied data
 
@@ -153,7 +153,7 @@ class RankLogs:
         return None, None
 
     def _find(self) -> None:
-        # reversed: stdout before stderr
+        # in reverse order, so that stdout precedes stderr
         for path in sorted(self._paths("[0-9]*", "std???.log"), reverse=True):
             *_, local_rank, name = path.split("/")
             key = (int(local_rank), name[: -len(".log")])

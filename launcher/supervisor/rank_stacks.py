@@ -34,7 +34,7 @@ STATES = {"T": "stopped", "t": "traced", "Z": "exited", "X": "exited"}
 
 
 class StackThread(threading.Thread):
-    """Takes the ranks' stacks once. It is a thread because the disk with their code may hang."""
+    """Takes the ranks' stacks once, in a thread of its own, because reading their source may hang."""
 
     def __init__(self, ranks: Iterable[Rank], folder: str, requests: list[tuple[str, str]]) -> None:
         super().__init__(daemon=True)
@@ -44,7 +44,7 @@ class StackThread(threading.Thread):
         self._late_at = float("inf")
 
     def run(self) -> None:
-        with contextlib.suppress(Exception):  # no stacks; the run continues
+        with contextlib.suppress(Exception):  # a failure to take stacks must not end the run
             every = any(kind == "all" for kind, _ in self.requests)
             number = ALL_THREADS if every else MAIN_THREAD
             asked = [ask(rank, self._folder, number) for rank in self._ranks]
@@ -133,7 +133,7 @@ class StackTaker:
 
     def _answer(self, request: str, phase: Phase, stacks: list[Stack]) -> None:
         path = os.path.join(self._spec.dir, "stacks-%s.json" % request)
-        with contextlib.suppress(OSError):  # a full disk: the request times out
+        with contextlib.suppress(OSError):  # if the disk is full, the request times out
             publish(path, json.dumps(asdict(StackAnswer(phase, tuple(stacks)))))
 
 
@@ -199,7 +199,7 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def parse(text: str) -> list[Thread]:
-    """Parse faulthandler's output. Name the main thread "main", and others by their id and name."""
+    """Parse faulthandler's output; skip other lines. Name the main thread "main", others by id and name."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)

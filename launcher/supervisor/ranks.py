@@ -12,7 +12,7 @@ from .proc import children, proc_environ, proc_stat, usage
 LOOK = 1.0  # seconds between checks of the ranks' I/O
 SUSPENDED = 5.0  # seconds; a longer gap between two checks means that this process was suspended
 IDLE_IO = 65536  # bytes read and written per second that still count as no activity
-# busy cores above which `stuck` still grows, but slower: ranks that wait in NCCL are busy too
+# busy cores above which `stuck` still grows, but slower, because ranks that wait in NCCL are busy too
 BUSY = 0.5
 BUSY_FACTOR = 6.0
 

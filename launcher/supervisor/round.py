@@ -71,7 +71,7 @@ class Round:
         self.flight_recorder = FlightRecorder(spec.dir)
         self.kills_before = oom_kills()  # OOM kills before the start
         self.phase = Phase.RUNNING
-        self.early: Reason | None = None  # the first rank that exited with 0
+        self.early: Reason | None = None  # the first exit with code 0 while others ran
         self.ended_pids: set[int] = set()  # of the ranks that torchrun has ended
         self.failed_by = 0.0  # unix seconds: ranks that torchrun did not end failed no later
         self.unseen_failed = False  # whether this node stops because of a rank that nobody saw

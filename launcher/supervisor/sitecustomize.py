@@ -17,7 +17,7 @@ import sys
 import time
 
 FOLDER = os.path.dirname(__file__)
-# Real-time signals: no program sends them by accident, and they are queued. faulthandler writes the
+# Real-time signals are queued, and no program sends them by accident. faulthandler writes the
 # stack inside the signal handler, so even a thread that waits in C for another rank responds.
 MAIN_THREAD, ALL_THREADS = 58, 59
 HIGH = 200  # the script may expect its descriptors to have the usual low numbers
@@ -109,7 +109,7 @@ class DumpOnRequest:
         for name, kind in (("_dump_fr_trace", "gloo"), ("_dump_nccl_trace", "nccl")):
             dump = getattr(torch, name, None)
             path = os.path.join(self._folder, "%s-rank-%s" % (kind, self._rank))
-            if dump is not None and not os.path.exists(path):  # else torch has already written it
+            if dump is not None and not os.path.exists(path):  # torch may have written it
                 with open(path + ".part", "wb") as file:
                     file.write(dump(True, False, False))  # a dump with stacks takes seconds
                 os.rename(path + ".part", path)

@@ -41,7 +41,7 @@ class StopSequence:
         self._kill_at = time.monotonic() + time_to_save
         self._unsent = number
         if failed and self._flight_recorder.ask():
-            send(self._torchrun.pid, signal.SIGSTOP)  # else torchrun ends the other ranks at once
+            send(self._torchrun.pid, signal.SIGSTOP)  # so that it does not end the other ranks
         self.send_due_signals()
 
     def send_due_signals(self) -> None:

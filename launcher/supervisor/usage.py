@@ -110,7 +110,10 @@ def means(samples: deque[tuple[GpuLoad, ...]]) -> tuple[GpuLoad, ...]:
 
 
 def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
-    """Parse nvidia-smi's rows, with a number for each field of GpuLoad. Skips unreadable rows."""
+    """Parse nvidia-smi's rows. Their columns are GpuLoad's fields, of which three are required.
+
+    A value such as [N/A] becomes 0. Skips malformed rows.
+    """
     gpus = []
     for line in text.decode(errors="replace").splitlines():
         cells = [cell.strip() for cell in line.split(",")]

@@ -14,7 +14,7 @@ def report_errors(failures: Mapping[str, DdpctlError], console: Console) -> None
 
 def report_unconfirmed(failures: Mapping[str, DdpctlError], console: Console) -> None:
     """Print which hosts may still be running something, and why ddpctl cannot tell."""
-    later = "ddpctl will finish the stop when it next reaches the host"
+    later = "the next `ddpctl ps` or `launch` that reaches the host will finish the stop"
     unconfirmed = {
         host: StopUnconfirmed(
             f"stop not confirmed: {error.what}", "; ".join(filter(None, [error.remedy, later]))

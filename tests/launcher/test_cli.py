@@ -110,7 +110,7 @@ def test_every_command_takes_quiet_and_verbose(ddpctl) -> None:  # type: ignore[
         (["launch", "-H", "a:1", "--name", "Bad Name"], "--name Bad Name: not a valid name"),
         (["launch", "-H", "a:1", "--env", "UNSET_HERE"], "--env UNSET_HERE"),
         (["logs"], "name the run's hosts file, as in `ddpctl attach hosts.yaml`"),
-        (["attach", "zz"], "this machine has no run"),
+        (["attach", "zz"], "this machine has no record of run"),
         (["exec"], "no command; put it after `--`"),
         (["exec", "--all", "-i", "--", "ls"], "--all-nodes: several commands cannot share stdin"),
         (["exec", "--all", "--node", "1", "--", "ls"], "--node, --rank and --all-nodes"),
@@ -135,7 +135,7 @@ def test_an_empty_run_id_is_not_the_start_of_every_run_id(  # type: ignore[no-un
     folder = tmp_path / "state" / "ddpctl" / "runs" / "20261121-153000-ab12"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text("{}")
-    assert "this machine has no run ''" in ddpctl(*argv, code=2).stderr
+    assert "this machine has no record of run ''" in ddpctl(*argv, code=2).stderr
 
 
 def test_a_dry_run_prints_the_plan_and_contacts_nobody(ddpctl, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

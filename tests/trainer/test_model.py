@@ -57,7 +57,7 @@ def test_the_small_stem_keeps_the_size_of_small_images() -> None:
 
 
 def test_unknown_names_and_impossible_stems() -> None:
-    with pytest.raises(UsageError, match="--model resnet9: use resnet8"):
+    with pytest.raises(UsageError, match="--model resnet9: unknown network; use resnet8"):
         build_model("resnet9", num_classes=10)
     with pytest.raises(UsageError, match="small images only"):
         build_model("resnet8", num_classes=10, stem="imagenet")

@@ -185,9 +185,9 @@ def test_groups_of_the_users_optimizer_may_have_a_multiple_of_the_rate() -> None
 
 
 def test_an_unknown_optimizer_or_schedule_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="--opt lion: use sgd, adam, adamw, or package"):
+    with pytest.raises(UsageError, match="--opt lion: unknown optimizer; use sgd, adam, adamw, or"):
         make(None, "--opt", "lion")
-    with pytest.raises(UsageError, match="--schedule wavy: use cosine, multistep, "):
+    with pytest.raises(UsageError, match="--schedule wavy: unknown schedule; use cosine, multi"):
         make(None, "--schedule", "wavy")
 
 

@@ -2,7 +2,7 @@
 of (seed, epoch, sample), as the user's own function should be; mixup and CutMix are pure functions
 of (seed, step, micro-batch).
 
-The random numbers are a hash, not a stream: there is no state to save, and a resumed run sees
+The random numbers are a hash, not a stream, so there is no state to save, and a resumed run sees
 the same pixels, even on a different number of ranks.
 """
 

@@ -187,8 +187,8 @@ class Reader(pickle._Unpickler):
         self.stack[-1].state = state
 
     def load_bytes(self) -> None:
-        """Read bytes that numpy writes as a bytearray. Allocates no more than the file has, whatever
-        size it claims."""
+        """Read a bytearray, as which numpy writes array data, as bytes. Allocates no more than the file
+        has, even if the pickle claims a larger size."""
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     dispatch[pickle.REDUCE[0]] = load_reduce

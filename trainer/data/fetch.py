@@ -53,7 +53,7 @@ def fetch(name: str, to: Path) -> Path:
                 shutil.rmtree(scratch, ignore_errors=True)
                 scratch.mkdir()
                 with tarfile.open(_download(source, scratch / "archive")) as tar:
-                    tar.extractall(scratch)  # its contents are known: the checksum is right
+                    tar.extractall(scratch)  # safe, because its checksum is the published one
                 (scratch / source.folder).replace(to / source.folder)
                 shutil.rmtree(scratch)
     except OSError as error:

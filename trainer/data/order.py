@@ -14,7 +14,7 @@ import torch
 def epoch_order(seed: int, epoch: int, n: int) -> torch.Tensor:
     """Return, as int64 on the CPU, the permutation of 0..n-1 in which `epoch` visits the samples.
 
-    The generator's seed is a hash of the numbers: with `seed + epoch`, seed 0's second epoch would
+    The generator's seed is a hash of the numbers, because with `seed + epoch`, seed 0's second epoch would
     be seed 1's first.
     """
     generator = torch.Generator()

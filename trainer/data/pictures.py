@@ -34,7 +34,7 @@ def read(source: Path | BinaryIO, name: object, edge: int) -> Any:
             image.draft("RGB", (round(edge * CROP_MARGIN), round(edge * CROP_MARGIN)))
             if image.width * image.height > LARGEST:
                 raise ValueError(f"{image.width} x {image.height} pixels")
-            if image.mode.startswith("I"):  # 16 bits of gray: convert() would clip them
+            if image.mode.startswith("I"):  # 16 bits of gray, which convert() would clip
                 return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
             return image.convert("RGB")
     except Exception as error:  # a damaged or hostile file can fail in any way

@@ -33,7 +33,7 @@ from ..data.synthetic import Arrays, synthetic
 from ..errors import DataError
 from ..parse_flags import Parser
 
-FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # Debian: dataset-fashion-mnist
+FASHION_MNIST = Path("/usr/share/datasets/fashion-mnist")  # from a Debian package
 
 
 def main(argv: Sequence[str]) -> int:

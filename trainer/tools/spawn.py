@@ -49,7 +49,7 @@ def spawn(config: Config, argv: Sequence[str], nodes: Mapping[str, str]) -> int:
             "GROUP_WORLD_SIZE": str(nnodes),
             "TRAINER_SPAWNED": str(os.getpid()),
         }
-        if nnodes == 1:  # use a file as the store: it needs no port
+        if nnodes == 1:  # use a file as the store, because it needs no port
             shared |= {"TRAINER_STORE": f"{folder}/store"}
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))

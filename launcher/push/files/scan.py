@@ -266,7 +266,7 @@ class _Walk:
 
 
 def _sha256(file: FileIO, size: int) -> str:
-    """Return the sha256 of the first `size` bytes: a log may have grown since its size was read."""
+    """Return the sha256 of the first `size` bytes, because a log may have grown since its size was read."""
     digest = hashlib.sha256()
     while block := file.read(min(size, BLOCK)):
         digest.update(block)

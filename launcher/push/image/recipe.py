@@ -151,7 +151,7 @@ def with_named(
     """Yield the local files that a requirements file includes, and those that they include in turn.
 
     text: the requirements. Each file comes with its path relative to the folder of `source`. A path
-    that leads out of that folder is refused: the project may come from a stranger, and the image
+    that leads out of that folder is refused, because the project may come from a stranger, and the image
     leaves this machine. wheels: also refuse lines that would make pip run a package's code on this
     machine.
     """

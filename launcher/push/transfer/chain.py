@@ -223,7 +223,7 @@ class Transfer:
             elif now - host.stuck[0] > STUCK and not host.relay.is_leaf:
                 source = self.hosts[sources[0]] if sources else None
                 bypassed = self._bypass(host, source, f"no progress for {duration(STUCK)}")
-                if sources and bypassed is host:  # but perhaps it is the source that is stuck
+                if sources and bypassed is host:  # the source may be what is stuck
                     self._read_from(host, sources[1:])
                 return
 

@@ -52,7 +52,7 @@ def test_a_run_is_known_by_its_container_by_its_environment_and_by_its_claim() -
     }
     rows = joined(gpus, [node("a", "GPU-a-2")])
     assert [row.node.run_id if row.node else None for row in rows] == ["r1", "r1", "r1", None]
-    assert summary(rows) == "4 GPUs on 1 host: 3 used by 1 run, 1 by others, 0 free"
+    assert summary(rows) == "4 GPUs on 1 host: 3 used by 1 run, 1 by other processes, 0 free"
     assert lines(gpus, node("a", "GPU-a-2")) == [
         "3 a 9% 1/80 GiB jupyter (pid 3) bob",
         "2 a 0% 0/80 GiB r1 ann@x",
@@ -121,7 +121,7 @@ def test_ps_shows_gpus_and_their_processes_on_the_hosts(
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
     assert code == 0, err
     first, head, stranger, free = out.splitlines()
-    assert first == "2 GPUs on 1 host: 0 used by 0 runs, 1 by others, 1 free"
+    assert first == "2 GPUs on 1 host: 0 used by 0 runs, 1 by other processes, 1 free"
     assert head.split() == ["GPUS", "ON", "USE", "MEMORY", "USED", "BY", "OWNER", "SINCE"]
     assert f"(pid {os.getpid()})" in stranger and stranger.rstrip().endswith("Z")
     assert free.split()[:3] == ["1", "gpu0", "0%"]
@@ -148,7 +148,7 @@ def test_a_gpu_of_a_run_that_is_about_to_start_is_not_free(
     node.arguments["labels"]["io.ddpctl.gpus"] = "GPU-2"
     has_nvidia_smi(cluster, monkeypatch)
     first = cluster.ddpctl("ps", cluster.hosts_file)[1].splitlines()[0]
-    assert first == "2 GPUs on 1 host: 1 used by 1 run, 1 by others, 0 free"
+    assert first == "2 GPUs on 1 host: 1 used by 1 run, 1 by other processes, 0 free"
 
 
 def has_nvidia_smi(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ def test_an_ambiguous_or_unknown_prefix_of_a_run_id_is_an_error() -> None:
     remember("aa-2")
     with pytest.raises(UsageError, match="matches several runs"):
         find_run("aa")
-    with pytest.raises(UsageError, match=r"this machine has no run .* add `--hosts HOSTS`"):
+    with pytest.raises(UsageError, match=r"no record of run .* add `--hosts HOSTS`"):
         find_run("zz")
     assert find_run("aa-1").run_id == "aa-1"
 

@@ -317,7 +317,7 @@ def test_an_attempt_that_ended_before_it_had_folders_does_not_block_a_resume_on_
     monkeypatch.setenv("XDG_STATE_HOME", str(other))
     if how == "crashed":
         code, _, err = cluster.ddpctl("resume")
-        remedy = "run `ddpctl ps HOSTS` to see it, or `ddpctl kill RUN` if it is not listed"
+        remedy = f"run `ddpctl ps HOSTS` to see it; if it is not listed, run `ddpctl kill {run_id}`"
         assert (code, remedy in err) == (2, True), err
         code, _, err = cluster.ddpctl("kill", run_id, "--yes")
         assert code == 0, err

@@ -290,7 +290,8 @@ def test_no_folder_and_a_folder_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a dataset; pass a pack"):
         load_dataset(Config(data=str(tmp_path)), CPU)
     name = "x" * 300  # an error of the system, as for a folder that this user may not read
-    with pytest.raises(DataError, match=f"^--data {name}: {name}: File name too long$"):
+    message = f"--data {name}: {name}: File name too long; make it readable, or pass another folder"
+    with pytest.raises(DataError, match=f"^{message}$"):
         load_dataset(Config(data=name), CPU)
 
 

@@ -18,8 +18,8 @@ from ..runs.run_folder import RunFolder
 from ..runs.sync_logs import log_store
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
-from ..ssh.many import by_name, try_each
-from ..stop.stop_run import Stop
+from ..ssh.many import by_name
+from ..stop.stop_run import Stop, unconfirmed_hosts
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..text import counted
@@ -85,7 +85,7 @@ class Session:
     hook: EventHook
     interrupts: Interrupts
     console: Console
-    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # unconfirmed hosts
+    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # see unconfirmed_hosts
     _choices_shown: bool = False  # after the first Ctrl-C
     _interrupted: bool = False
     _failed_at: float | None = None  # time.monotonic()
@@ -124,7 +124,7 @@ class Session:
                         return number
                     if self._failed_at and time.monotonic() - self._failed_at > PEER_STOP_TIMEOUT:
                         self._stop(cancel=False)
-                    if self._only_unreachable_left():
+                    if self._only_unconfirmed_left():
                         return None
         return None
 
@@ -206,10 +206,10 @@ class Session:
         stop = replace(Stop.of(self.record), remove=False, cancel=cancel)
         if not cancel:
             stop = replace(stop, timeout=min(stop.timeout, PEER_STOP_TIMEOUT))
-        self._stopping = in_background(lambda: try_each(connections, stop.on_host)[1])
+        self._stopping = in_background(unconfirmed_hosts, stop, connections)
 
-    def _only_unreachable_left(self) -> bool:
-        """Return whether the stop is complete except on hosts that cannot be reached."""
+    def _only_unconfirmed_left(self) -> bool:
+        """Return whether the stop is complete except on hosts that have not confirmed it."""
         if not self._interrupted or self._stopping is None or not self._stopping.done():
             return False
         waiting = {node.host for node in self.monitor.nodes.values() if not node.done}

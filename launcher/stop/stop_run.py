@@ -10,12 +10,13 @@ from ..engines.base import Engine, NodeListing
 from ..engines.choose import engines_on, nodes_on
 from ..engines.claims import without_idle_tickets
 from ..engines.status import UNSTARTED, ContainerState, NodeStatus, user_of
-from ..errors import DdpctlError
+from ..errors import DdpctlError, StopUnconfirmed
 from ..outcomes import NodeState
 from ..runs.record import RunRecord
 from ..runs.reported import reports_of
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
+from ..ssh.many import try_each
 from ..ssh.script_files import load_script
 from .inventory import processes_on
 
@@ -155,6 +156,15 @@ class Stop:
         while (left := processes_on(connection, self.run_id)) and time.monotonic() < deadline:
             time.sleep(POLL)
         return [process.pid for process in left]
+
+
+def unconfirmed_hosts(
+    stop: Stop, connections: Sequence[HostConnection]
+) -> dict[HostConnection, DdpctlError]:
+    """Stop the run on all these hosts. Return why some may still be running a part of it."""
+    results, errors = try_each(connections, stop.on_host)
+    left = {host: StopUnconfirmed(each.describe()) for host, each in results.items() if each.left}
+    return {**errors, **left}
 
 
 def with_cancelled(nodes: list[NodeStatus], connection: HostConnection) -> list[NodeStatus]:

@@ -24,7 +24,9 @@ from launcher.logs.store import LogStore
 from launcher.own_folders import locked
 from launcher.runs.run_folder import run_folder
 from launcher.runs.sync_logs import log_store
+from launcher.ssh.host_connection import HostConnection
 from launcher.start.waiting_line import PlaceInLine
+from launcher.stop.inventory import RunProcess
 from launcher.terminal.console import Console
 
 Make = Callable[..., FakeCluster]
@@ -264,6 +266,48 @@ def test_ctrl_c_with_a_host_out_of_reach_says_that_its_stop_is_not_confirmed(
     assert code == 6, err
     assert "gpu1" in err
     assert cluster.record["state"] == "UNKNOWN"
+    assert cluster.record["pending_stop"] == ["gpu1"]
+
+
+@pytest.fixture
+def lasting_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On gpu1, a process of each run stays, such as a rank in state D."""
+
+    def processes_on(connection: HostConnection, run_id: str) -> list[RunProcess]:
+        return [RunProcess(41, run_id, "python")] if connection.name == "gpu1" else []
+
+    monkeypatch.setattr("launcher.stop.stop_run.PROCESS_TIMEOUT", 0.0)
+    monkeypatch.setattr("launcher.stop.stop_run.processes_on", processes_on)
+
+
+@pytest.mark.usefixtures("lasting_process")
+def test_ctrl_c_with_a_process_left_says_that_its_stop_is_not_confirmed(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    signal_once_started(cluster, signal.SIGINT)
+    code, _, err = cluster.launch()
+    assert code == 6 and "gpu1: stop not confirmed: STILL THERE: pid 41; " in err, err
+    assert (cluster.record["state"], cluster.record["pending_stop"]) == ("UNKNOWN", ["gpu1"])
+
+
+@pytest.mark.usefixtures("lasting_process")
+def test_a_process_that_is_left_after_a_failure_is_still_to_be_stopped(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "PEER_STOP_TIMEOUT", 0.1)
+    cluster = fake_cluster()
+    cluster.hosts["gpu0"].on_start = lambda node: node.end(1)
+    code, _, err = cluster.launch()
+    assert code == 1 and "gpu1: stop not confirmed: STILL THERE: pid 41; " in err, err
+    assert (cluster.record["state"], cluster.record["pending_stop"]) == ("FAILED", ["gpu1"])
+
+
+def test_ctrl_c_does_not_wait_for_a_node_that_does_not_stop(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.hosts["gpu1"].ignores_stop = True
+    signal_once_started(cluster, signal.SIGINT)
+    code, _, err = cluster.launch()
+    name = f"ddpctl-{cluster.record['run_id']}-1"
+    assert code == 6 and f"gpu1: stop not confirmed: STILL THERE: {name}; " in err, err
     assert cluster.record["pending_stop"] == ["gpu1"]
 
 

@@ -86,10 +86,16 @@ class Reservation:
         with contextlib.suppress(TimeoutError):
             in_background(try_each, self._taken_on, mark).result(CANCEL_TIMEOUT)
 
-    def raise_if_killed(self, planned: PlannedAttempt, console: Console) -> None:
-        """Raise RunKilled if `kill` has cancelled the planned attempt or the previous one."""
+    def raise_if_killed(
+        self, plan: Plan, connections: Sequence[HostConnection], console: Console
+    ) -> None:
+        """Raise RunKilled if `kill` has cancelled the plan's attempt or the previous one.
+
+        connections: those that were passed to `take`, because `kill` may have reached only hosts that
+        the run chose and lost.
+        """
         with console.step("asking whether the run was killed"):
-            raise_if_cancelled(planned.plan, planned.connections)
+            raise_if_cancelled(plan, connections)
             if self.previous:  # `kill` may have reached only the previous hosts
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
 

@@ -106,13 +106,13 @@ class Starter:
         env = user_env(request.cluster.job)
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
-            with removed_on_failure(planned, self.reservation, console):
+            with self.removed_on_failure(planned):
                 create_nodes(planned, env, for_hosts(record), console, stop_earlier=is_restart)
                 if reasons := settle_with_rivals(planned, console, self.interrupts.sleep):
                     remove_nodes(planned, console, folders=True)
                     choose_again = len(chosen) < len(self.connections)
                     return Refused(planned, reasons, choose_again)
-                self.reservation.raise_if_killed(planned, console)
+                self.reservation.raise_if_killed(plan, self.connections, console)
                 start_nodes(planned, env, console)
             self.record_start(request, planned, record)
             self.line.leave()
@@ -134,6 +134,20 @@ class Starter:
             request.take_care()
         return request.save_pending(planned.plan)
 
+    @contextlib.contextmanager
+    def removed_on_failure(self, planned: PlannedAttempt) -> Iterator[None]:
+        """Context manager: if the block fails, remove the nodes of the attempt on all hosts.
+
+        Raises RunKilled instead of the error if `kill` has cancelled the attempt.
+        """
+        try:
+            yield
+        except BaseException as error:
+            remove_nodes(planned, self.console, folders=isinstance(error, RunKilled))
+            # the cause may be that `kill` removed a node just before its start
+            self.reservation.raise_if_killed(planned.plan, self.connections, self.console)
+            raise
+
     def record_start(self, request: Request, planned: PlannedAttempt, record: RunRecord) -> None:
         """Record and print that the attempt has started, and call the hook."""
         plan, entry = planned.plan, record.attempt
@@ -148,23 +162,6 @@ class Starter:
         if times := where_time_went(self.console.take_steps()):
             self.console.say(times)
         self.hook("attempt-started", record, message=entry.by)
-
-
-@contextlib.contextmanager
-def removed_on_failure(
-    planned: PlannedAttempt, reservation: Reservation, console: Console
-) -> Iterator[None]:
-    """Context manager: if the block fails, remove the nodes of the attempt on all hosts.
-
-    Raises RunKilled instead of the error if `kill` has cancelled the attempt.
-    """
-    try:
-        yield
-    except BaseException as error:
-        remove_nodes(planned, console, folders=isinstance(error, RunKilled))
-        # the cause may be that `kill` removed a node just before its start
-        reservation.raise_if_killed(planned, console)
-        raise
 
 
 @contextlib.contextmanager

@@ -963,6 +963,33 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
     assert list(cluster.hosts["gpu1"].home.glob(".ddpctl/runs/slow-*/nodes/0/attempt-1")) != []
 
 
+def test_a_run_that_is_killed_on_the_host_that_it_lost_does_not_start_on_another(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`kill` asks only the hosts in the record: those that the run chose last."""
+    cluster = make("gpu0", "gpu1")
+    cluster.nodes_end(0)
+    chosen: list[HostConnection] = []
+
+    def choose(_: Request, connections: Sequence[HostConnection], __: object) -> Any:
+        if chosen:
+            code, _, err = cluster.ddpctl("kill", "slow")
+            assert code == 0 and "gpu1" not in err, err
+        chosen.append(connections[len(chosen)])
+        return chosen[-1:]
+
+    def lose_first(*_: object) -> list[PreflightError]:
+        return [PreflightError("another run was faster", host="gpu0")] if len(chosen) == 1 else []
+
+    monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", lose_first)
+    code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
+    assert code == Exit.CANCELLED and "was killed before it started" in err, err
+    assert [connection.name for connection in chosen] == ["gpu0", "gpu1"]
+    assert cluster.nodes == [] and cluster.record["state"] == "CANCELLED"
+    assert list(cluster.hosts["gpu1"].home.glob(".ddpctl/runs/*/nodes/*/attempt-*")) == []
+
+
 def test_a_launch_that_loses_its_chosen_host_for_good_runs_on_another(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

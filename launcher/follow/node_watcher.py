@@ -8,7 +8,7 @@ from ..engines.status import ContainerState
 from ..errors import HostUnreachable, UnusableAnswer
 from ..logs.journal_reader import JournalReader
 from ..logs.log_entry import EventEntry, events_in
-from ..ssh import silent_hosts
+from ..ssh import recently_silent
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.script_files import load_script
 from ..ssh.stream import Stream
@@ -54,7 +54,7 @@ class NodeWatcher:
     def _probe(self) -> None:
         connection = HostConnection(self._member.connection.host, connect_timeout=PROBE_TIMEOUT)
         try:
-            silent_hosts.forget(connection.host)
+            recently_silent.forget(connection.host)
             connection.connect()
         except HostUnreachable as error:
             self._inbox.put(ProbeFailed(self.node_rank, error))
@@ -74,7 +74,7 @@ class NodeWatcher:
         connection, tries = self._member.connection, 0
         while not self._inbox.closed.is_set():
             try:
-                silent_hosts.forget(connection.host)
+                recently_silent.forget(connection.host)
                 for item in watch():
                     if not isinstance(item, Reached):
                         tries = 0

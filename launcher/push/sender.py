@@ -16,7 +16,7 @@ from ..engines.choose import images_of
 from ..engines.engine_info import ImageInfo
 from ..errors import DdpctlError, HostUnreachable, PushFailed, lines
 from ..hosts import Job
-from ..ssh import silent_hosts
+from ..ssh import recently_silent
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import try_each
@@ -88,7 +88,7 @@ class Sender:
                 self.progress.say(line)
             time.sleep(pause)
             for connection in again:
-                silent_hosts.forget(connection.host)
+                recently_silent.forget(connection.host)
             sent, failed = self._send([*again])
             images |= sent
             failures = {c: e for c, e in failures.items() if c not in again} | failed

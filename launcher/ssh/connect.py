@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..errors import HostUnreachable
 from ..hosts import Host
 from ..text import duration
-from . import silent_hosts
+from . import recently_silent
 from .authenticate import authenticate
 from .background import AT_ONCE, in_background
 from .connection import BROKEN, Connection
@@ -39,11 +39,11 @@ class LoginsDropped(HostUnreachable):
 def connect(host: Host, timeout: float) -> Connection:
     """Connect to `host`, log in, and return the connection. Raises HostUnreachable if that fails.
 
-    If the host did not answer a moment ago, raises that error again instead (see `silent_hosts`).
+    If the host did not answer a moment ago, raises that error again instead (see `recently_silent`).
     """
     if early := _early.pop(host, None):
         return early.result()
-    silent_hosts.raise_if_silent(host)
+    recently_silent.raise_if_silent(host)
     return _connect_to(host, timeout)
 
 
@@ -65,9 +65,9 @@ def _connect_to(host: Host, timeout: float) -> Connection:
     except LoginsDropped:  # the next try may succeed
         raise
     except HostUnreachable as error:
-        silent_hosts.remember(host, error, time.monotonic() - began)
+        recently_silent.remember(host, error, time.monotonic() - began)
         raise
-    silent_hosts.forget(host)
+    recently_silent.forget(host)
     return connection
 
 

@@ -9,7 +9,7 @@ from ..errors import DdpctlError, PreflightError, Several
 from ..facts.gather import gather_one
 from ..hosts import Cluster, Host
 from ..runs.record import RunRecord
-from ..ssh import silent_hosts
+from ..ssh import recently_silent
 from ..ssh.host_connection import HostConnection, connected
 from ..ssh.many import try_each
 from ..supervisor.failure_kinds import KINDS, Restart
@@ -77,7 +77,7 @@ def unusable_hosts(cluster: Cluster, run_id: str) -> Problems:
     """Return the hosts and spares that do not answer, have no working engine or have lost a GPU."""
 
     def look(connection: HostConnection) -> None:
-        silent_hosts.forget(connection.host)
+        recently_silent.forget(connection.host)
         connection.connect()
         listed = engine_of(connection, cluster.job.engine).nodes(run_id)
         if before := {uuid for each in listed if not each.is_ticket for uuid in each.gpus}:

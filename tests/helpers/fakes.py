@@ -44,7 +44,7 @@ from launcher.errors import HostUnreachable
 from launcher.hosts import Host
 from launcher.plan.labels import LABEL
 from launcher.plan.plan import CONTROL_DIR
-from launcher.ssh import client, connect, host_connection, silent_hosts
+from launcher.ssh import client, connect, host_connection, recently_silent
 from launcher.ssh.background import in_background
 from launcher.ssh.client import SshMachine
 from launcher.ssh.connection import Connection
@@ -458,7 +458,7 @@ class FakeCluster:
         monkeypatch.setattr(connect, "_connect", dial)
         monkeypatch.setattr(client, "SshMachine", machine)
         monkeypatch.setattr(docker_client, "_connect", docker_of)
-        monkeypatch.setattr(silent_hosts, "_silent", {})
+        monkeypatch.setattr(recently_silent, "_silent", {})
         return dials
 
     def share_home(self, *names: str) -> Path:

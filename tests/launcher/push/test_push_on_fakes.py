@@ -12,7 +12,7 @@ from fakes import IMAGE, FakeCluster, FakeDocker, FakeHost
 from launcher.errors import CommandTimeout, HostUnreachable
 from launcher.push import sender
 from launcher.push.files.push_tree import RECEIVE
-from launcher.ssh import silent_hosts
+from launcher.ssh import recently_silent
 
 inspect = FakeDocker.inspect_image
 
@@ -66,7 +66,7 @@ def test_a_push_whose_connection_is_lost_goes_on_some_times(
     host = cluster.hosts["gpu1"]
     lose_connection(host, monkeypatch, drops)
     dialed_again: list[str] = []
-    monkeypatch.setattr(silent_hosts, "forget", lambda host: dialed_again.append(host.name))
+    monkeypatch.setattr(recently_silent, "forget", lambda host: dialed_again.append(host.name))
     done, _, err = cluster.ddpctl("push", cluster.hosts_file, "--workdir")
     assert done == code, err
     assert "gpu1: the connection was lost; the push resumes" in err

@@ -11,7 +11,7 @@ from fakes import FakeCluster
 
 from launcher.errors import HostUnreachable
 from launcher.hosts import Host
-from launcher.ssh import silent_hosts
+from launcher.ssh import recently_silent
 from launcher.ssh.connect import connect, connect_early
 from launcher.ssh.host_connection import HostConnection
 from launcher.ssh.link import Dropped
@@ -46,7 +46,7 @@ def test_neither_ps_nor_kill_dials_a_silent_host_for_its_pending_stop_and_then_a
     assert cluster.ddpctl("kill", cluster.record["run_id"])[0] == 6
     assert cluster.record["pending_stop"] == ["gpu1"]
     for words in ("ps hosts.yaml", "kill hosts.yaml", "launch hosts.yaml", "resume hosts.yaml"):
-        monkeypatch.setattr(silent_hosts, "_silent", {})
+        monkeypatch.setattr(recently_silent, "_silent", {})
         dials.clear()
         cluster.ddpctl(*words.split())
         assert dials == ["gpu1"], words
@@ -58,7 +58,7 @@ def test_a_host_is_dialed_again_after_as_long_as_the_dial_that_failed_took(
     dials = cluster.silence(monkeypatch, "gpu1")
     connection = HostConnection(Host("gpu1"))
     now = [1000.0]
-    monkeypatch.setattr(silent_hosts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(recently_silent, "time", SimpleNamespace(monotonic=lambda: now[0]))
     for seconds, dialed in ((0.0, 1), (59.0, 1), (2.0, 2), (59.0, 2)):
         now[0] += seconds
         with pytest.raises(HostUnreachable, match="gpu1: no answer within 10s; is it up"):
@@ -80,12 +80,12 @@ def test_a_host_that_has_answered_in_the_meantime_is_not_silent(
 
 def test_a_host_that_refuses_at_once_is_dialed_again() -> None:
     host = Host("gpu1")
-    silent_hosts.remember(host, HostUnreachable("connection refused"), seconds=4.9)
-    silent_hosts.raise_if_silent(host)
-    silent_hosts.remember(host, HostUnreachable("no answer"), seconds=5.0)
+    recently_silent.remember(host, HostUnreachable("connection refused"), seconds=4.9)
+    recently_silent.raise_if_silent(host)
+    recently_silent.remember(host, HostUnreachable("no answer"), seconds=5.0)
     with pytest.raises(HostUnreachable, match="no answer"):
-        silent_hosts.raise_if_silent(host)
-    silent_hosts.forget(host)
+        recently_silent.raise_if_silent(host)
+    recently_silent.forget(host)
 
 
 def test_a_host_whose_busy_sshd_drops_logins_is_dialed_again(

@@ -22,6 +22,7 @@ from .choose_runs import HostedRun
 from .stop_run import Stop, Stopped
 
 LIVE = (NodeState.WAITING, NodeState.PENDING, NodeState.RUNNING)
+REMEDY = "end what is left there (a process in state D ends once its disk or driver answers)"
 
 
 def stop_all(stops: Sequence[tuple[HostedRun, Stop]], console: Console) -> list[StoppedRun]:
@@ -101,7 +102,9 @@ class StoppedRun:
     def summary(self) -> str:
         results = self.results_by_name
         parts = [f"{host}: {result.describe()}" for host, result in results.items() if result.left]
-        if not parts:
+        if parts:
+            parts.append(f"{REMEDY}, then repeat `ddpctl kill {self.run.run_id}`")
+        else:
             whole = Stopped([status for result in results.values() for status in result.nodes])
             parts = [f"{whole.describe()} on {names(results)}"]
         if untouched := {h: r.untouched for h, r in results.items() if r.untouched}:

@@ -188,7 +188,9 @@ def test_a_quiet_kill_still_says_what_is_left(fake_cluster: Make) -> None:
     _, err = kill_that_gpu1_ignores(cluster, "-q")
     run_id = cluster.record["run_id"]
     [line] = messages(err)
-    assert line == f"ddpctl: error: run {run_id}: gpu1: STILL THERE: ddpctl-{run_id}-1"
+    what = f"run {run_id}: gpu1: STILL THERE: ddpctl-{run_id}-1"
+    assert line.startswith(f"ddpctl: error: {what}; end what is left there")
+    assert line.endswith(f", then repeat `ddpctl kill {run_id}`")
 
 
 def test_json_lists_what_is_left_by_container_name_and_pid() -> None:

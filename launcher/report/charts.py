@@ -47,13 +47,13 @@ CHARTS = (  # each chart without its curves, then (kind of entry, field, name) o
 
 BY_RANK = ("loss", "top1")  # a rank's throughput is only its share of the total
 DRAWN = {(kind, field) for _, sources in CHARTS for kind, field, _ in sources}
-MOST_POINTS = 300_000  # points to draw from one file, the newest
+POINTS_PER_FILE = 300_000  # the newest are drawn
 
 
 def charts(text: bytes) -> tuple[Chart, ...]:
     """Return each of CHARTS for which metrics.jsonl has values. Skip malformed lines."""
     attempt = 0
-    newest = deque[tuple[tuple[str, str, int, str], Point]](maxlen=MOST_POINTS)
+    newest = deque[tuple[tuple[str, str, int, str], Point]](maxlen=POINTS_PER_FILE)
     for entry in entries(text):
         kind = str(entry.get("kind"))
         if kind == "start":

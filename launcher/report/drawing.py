@@ -12,7 +12,7 @@ WIDTH, HEIGHT = 460, 250  # units of the viewBox; a letter is 11 units high and 
 LETTER = 6.5
 TOP, BOTTOM = 8.0, HEIGHT - 20.0  # the edges of the plot; the x axis's labels are below it
 COLORS = ("#1f6feb", "#d1495b", "#2e8b57", "#b7791f", "#8957e5", "#1b9e9e", "#d9688f", "#6b7d2a")
-MOST_POINTS = 160  # per curve
+POINTS_PER_CURVE = 160
 
 
 def text(value: object) -> str:
@@ -136,7 +136,7 @@ def log_axis(low: float, high: float) -> Axis:
 
 def thinned(points: Sequence[Point]) -> list[Point]:
     """Return the points or, of many, only the first, the last, and the extremes of each section."""
-    size = -(-len(points) * 2 // MOST_POINTS)
+    size = -(-len(points) * 2 // POINTS_PER_CURVE)
     if size <= 2:
         return list(points)
     kept = [points[0]]

@@ -23,7 +23,7 @@ from .background import in_background
 from .stream import CHUNK, Stderr, Stream
 
 CONTROL_TERMINAL = ("setsid", "--ctty")
-STOP_TIMEOUT = 2.0  # seconds between SIGTERM and SIGKILL
+CHILD_TIMEOUT = 2.0  # seconds for a child process to end after SIGTERM and after SIGKILL
 
 
 def account_name() -> str:
@@ -169,8 +169,8 @@ class LocalStream(Stream):
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(self._process.pid, number)
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(STOP_TIMEOUT)
-        if self._stdin_lock.acquire(timeout=STOP_TIMEOUT):  # a blocked write has failed by now
+                    self._process.wait(CHILD_TIMEOUT)
+        if self._stdin_lock.acquire(timeout=CHILD_TIMEOUT):  # a blocked write has failed by now
             try:
                 if self._stdin:
                     self._stdin.close()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
+from ..hosts import Job
 from ..outcomes import Exit
 from ..runs.run_folder import live_runs, run_folder
 from ..ssh.host_connection import connected
@@ -13,8 +14,6 @@ from .choose_runs import HostedRun, Target
 from .remove_finished import remove_finished
 from .stop_run import Stop
 from .stopped_run import StoppedRun, stop_all
-
-STOP_TIMEOUT = 60  # seconds between SIGTERM and SIGKILL for a run without a record
 
 
 def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -> Exit:
@@ -77,4 +76,4 @@ def make_stop(run: HostedRun, engine: str, console: Console) -> Stop:
     """Return the stop of a run. engine: the one to use if this machine has no record of the run."""
     if record := run_folder(run.run_id).load_if_readable(console):
         return Stop.of(record, run.owners)
-    return Stop(run.run_id, engine, STOP_TIMEOUT, run.owners)
+    return Stop(run.run_id, engine, Job.stop_timeout, run.owners)

@@ -31,7 +31,7 @@ from ..text import counted, names, quoted
 from .inventory import RunProcess, take_inventory
 
 END = load_script(__file__, "end_process.sh")
-STOP_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
+STRAY_TIMEOUT = 10.0  # seconds between SIGTERM and SIGKILL
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def end_strays(
         for engine in engines_on(connection, cluster.job.engine) if handles else ():
             for status in engine.nodes():
                 if status.handle in handles and status.user == account_name():
-                    engine.stop(status, STOP_TIMEOUT)
+                    engine.stop(status, STRAY_TIMEOUT)
                     engine.remove(status)
         for stray in own:
             if stray.kind == "process":

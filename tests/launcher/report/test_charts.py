@@ -17,7 +17,7 @@ from launcher.logs.metrics import LARGEST, number
 from launcher.report.charts import MOST_CURVES, Chart, Curve, charts, together
 from launcher.report.drawing import (
     LETTER,
-    MOST_POINTS,
+    POINTS_PER_CURVE,
     WIDTH,
     color_of,
     figures,
@@ -67,7 +67,7 @@ def test_each_rank_has_its_curves_beside_that_of_all() -> None:
 
 
 def test_of_too_many_points_the_newest_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_POINTS", 10)
+    monkeypatch.setattr(module, "POINTS_PER_FILE", 10)
     lines = (json.dumps({"kind": "train", "step": n, "loss": 1.0}) for n in range(25))
     (loss,) = charts("\n".join(lines).encode())
     assert [step for step, _ in loss.curves[0].points] == [*range(15, 25)]
@@ -199,7 +199,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_ends_and_spikes() -> None:
     points = [(float(x), 1.0) for x in range(100_001)]
     points[54_321] = (54_321.0, 9.0)
     kept = thinned(points)
-    assert len(kept) <= MOST_POINTS + 4
+    assert len(kept) <= POINTS_PER_CURVE + 4
     assert (kept[0], kept[-1]) == (points[0], points[-1])
     assert points[54_321] in kept
     assert [x for x, _ in kept] == sorted(x for x, _ in kept)

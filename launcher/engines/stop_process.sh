@@ -10,17 +10,16 @@ while [ -z "$line" ] && [ -e "$folder/$3.running" ] && [ "$tenths" -gt 0 ]; do #
   tenths=$((tenths - 1)) line=$(process_in "$1/pid")
 done
 [ -n "$line" ] || exit 0 # never started
-tenths=$2
-await_end() {
+await_end() { # at most $1 tenths of a second
+  tenths=$1
   while alive "$line" && [ "$tenths" -gt 0 ]; do
     sleep 0.1
     tenths=$((tenths - 1))
   done
-  tenths=50
 }
 alive "$line" && kill -s TERM "${line%% *}"
-await_end
+await_end "$2"
 kill_marked "$1" # the supervisor too; Apptainer's own process then ends and unmounts the image
-await_end
+await_end 50
 alive "$line" && kill -s KILL "${line%% *}"
-await_end
+await_end 50

@@ -87,9 +87,9 @@ class Target:
         if self.folder or self.typed:
             return [self._named_run(connections, console)], {}
         own = list_own_runs(connections, self.cluster.job.engine, console)
-        if self.everything and own.listings and not own.live:
-            return [], own.unknown  # finished runs are still removed on the hosts that answered
         if self.everything:
+            if own.listings and not own.live:
+                return [], own.unknown  # finished runs are still removed on the hosts that answered
             return own.hosted(own.live), by_name(one_per_account(connections), own.errors)
         if len(own.live) > 1:
             what = f"several live runs on these hosts: {', '.join(own.live)}"

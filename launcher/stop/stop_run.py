@@ -23,6 +23,7 @@ from .inventory import processes_on
 MARK_CANCELLED = load_script(__file__, "mark_cancelled.sh")
 PROCESS_TIMEOUT = 5.0  # seconds for the processes of a killed supervisor to end
 POLL = 0.3  # seconds between checks for these processes
+MARK_REMEDY = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
 
 
 @dataclass(frozen=True)
@@ -93,17 +94,17 @@ class Stop:
         untouched = [status for status in listed if status.user not in self.users]
         if untouched and untouched == listed:  # the run is not ours here, so do not even mark it
             return Stopped([], untouched=untouched)
-        nodes = without_idle_tickets(self._to_end(listed))
+        nodes = without_idle_tickets(self._ours(listed))
+        marked = None
         if self.cancel:
             nodes = with_cancelled(nodes, connection)  # before this stop leaves its mark
             marked = connection.script(MARK_CANCELLED, self.run_id)
         engines = engines_on(connection, self.engine)
         left_nodes = [name for engine in engines for name in self._stop_on(engine)]
         left_pids = self._wait_for_processes(connection)
-        if self.cancel:  # only now, because a full disk must not keep the run alive
+        if marked:  # only now, because a full disk must not keep the run alive
             what = f"could not mark {self.run_id} as cancelled"
-            remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
-            marked.expect(what, remedy, connection.name)
+            marked.expect(what, MARK_REMEDY, connection.name)
         return Stopped(nodes, left_nodes, left_pids, untouched)
 
     def _stop_on(self, engine: Engine) -> list[str]:
@@ -111,27 +112,27 @@ class Stop:
 
         Lists the nodes anew at each step, because a launch may create more of them until it sees the mark.
         """
-        self._end(engine, self._to_end(engine.nodes(self.run_id)))
+        self._end(engine, self._ours(engine.nodes(self.run_id)))
         after = self._listing(engine)
-        late = [status for status in after.nodes if self.cancel and status.state in UNSTARTED]
-        if late:
+        late = [status for status in after.nodes if status.state in UNSTARTED]
+        if self.cancel and late:
             self._end(engine, late)
             after = self._listing(engine)
-        left = [status.handle for status in after.nodes if status.alive or self.remove]
+        left = [status.handle for status in after.nodes if self.remove or status.alive]
         unreadable = [f"{name} (its labels are unreadable)" for name in after.unreadable]
         return [*left, *unreadable]
 
     def _listing(self, engine: Engine) -> NodeListing:
         listing = engine.listing(self.run_id)
-        return replace(listing, nodes=self._to_end(listing.nodes))
+        return replace(listing, nodes=self._ours(listing.nodes))
 
-    def _to_end(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
-        """Return the nodes to end and, if the run is cancelled, its tickets.
+    def _ours(self, statuses: Sequence[NodeStatus]) -> list[NodeStatus]:
+        """Return the nodes that this stop may end and, if the run is cancelled, its tickets.
 
         Checks the run id as well, because hosts are not trusted and one may list other runs.
         """
-        to_end = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
-        return to_end if self.cancel else [status for status in to_end if not status.is_ticket]
+        ours = [s for s in statuses if s.run_id == self.run_id and s.user in self.users]
+        return ours if self.cancel else [status for status in ours if not status.is_ticket]
 
     def _end(self, engine: Engine, statuses: Sequence[NodeStatus]) -> None:
         """End these nodes and, with `remove`, remove them.
@@ -139,16 +140,17 @@ class Stop:
         `Engine.stop` sends SIGTERM, and SIGKILL after the timeout.
         """
 
-        def end(status: NodeStatus) -> None:
+        def withdraw_or_stop(status: NodeStatus) -> None:
             is_withdrawn = status.state in UNSTARTED and engine.withdraw(status)
             if not is_withdrawn:  # it was running, or has started in the meantime
                 engine.stop(status, self.timeout)
 
         # concurrently, so that one node does not wait for another's timeout
         with ThreadPoolExecutor(len(statuses) or 1) as pool:
-            list(pool.map(end, statuses))
-        for status in statuses if self.remove else ():
-            engine.remove(status)
+            list(pool.map(withdraw_or_stop, statuses))
+        if self.remove:
+            for status in statuses:
+                engine.remove(status)
 
     def _wait_for_processes(self, connection: HostConnection) -> list[int]:
         """Return the pids of the run's processes that are still there after PROCESS_TIMEOUT."""

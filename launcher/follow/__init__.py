@@ -19,5 +19,6 @@ On this machine:
                      a carriage return would overwrite, so that the label stays. At last, the
     ResultStream     removes control characters and all escapes except colors, on a terminal.
 
+`logs` first runs runs/sync_logs.py: the same JournalReader and LogStore, without a NodeWatcher.
 Events (supervisor/events.py) are never shown.
 """

@@ -68,6 +68,11 @@ class FollowedNode(NodeEvidence):
         """Whether it has not reported its end and more may come from it."""
         return not self.done and self.end is None
 
+    @property
+    def was_read(self) -> bool:
+        """Whether its journal was read to the end."""
+        return self.end is not None or (self.engine_saw_end and self.offset >= self.size)
+
     def keep_lines(self, output: OutputLines) -> None:
         """Keep the last of the lines, each in an OutputLines of its own."""
         newest = (line[:LONGEST_TEXT] for line in output.lines[-TAIL_LINES:])
@@ -110,4 +115,4 @@ class FollowedNode(NodeEvidence):
         if self.end:
             return self.engine_saw_end or (drained and now - self.end_received > ENGINE_TIMEOUT)
         silent = drained and now - self.reported_at > DRAIN_TIMEOUT
-        return self.engine_saw_end and (silent or self.offset >= self.size)
+        return self.was_read or (self.engine_saw_end and silent)

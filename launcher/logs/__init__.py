@@ -1,6 +1,7 @@
 """The journal format, and this machine's log store.
 
-Two writers copy entries of the hosts' journals to a run's LogStore, which takes each only once:
-follow/session.py while the run is followed, and runs/sync_logs.py when a command looks at it
-later. One reader, `merged` in query.py, filters what is stored and merges the nodes by time.
+Three writers copy entries of the hosts' journals to a run's LogStore, which takes each only once:
+follow/session.py and look/logs.py while the run is followed, and runs/sync_logs.py when a command
+looks at it later. One reader, `merged` in query.py, filters what is stored and merges the nodes by
+time.
 """

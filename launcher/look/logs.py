@@ -4,11 +4,11 @@ import dataclasses
 import time
 from contextlib import closing
 
-from ..errors import UsageError
+from ..errors import HostUnreachable, UsageError
 from ..follow import detach
 from ..follow.ctrl_c import Interrupts
 from ..follow.inbox import NewEntries
-from ..follow.monitor import Monitor, Tick
+from ..follow.monitor import ContactChange, Monitor, Tick
 from ..follow.run_lines import RunLines
 from ..logs.log_entry import output_in
 from ..logs.query import LogFilter, attempts_in, merged
@@ -89,6 +89,11 @@ def show_logs(
             monitor = Monitor(attempt, shown)
             if not print_new(monitor, attempt.number, store, log_filter, lines, console):
                 return Exit.INTERRUPTED
+        missing = [node.host for node in monitor.nodes.values() if not node.was_read]
+        if missing and not console.reader_left:  # a restart may follow, but does not copy them
+            error = HostUnreachable("its last lines are missing", "that host still has them")
+            report_errors(dict.fromkeys(missing, error), console)
+            result = Exit.UNREACHABLE
         has_succeeded = all(node.succeeded for node in monitor.nodes.values())
         if has_succeeded or console.reader_left or unchecked.attempt is not None:
             return result
@@ -111,7 +116,10 @@ def print_new(
     lines: RunLines,
     console: Console,
 ) -> bool:
-    """Print and store new lines of attempt `number` to its end. Return False after a signal."""
+    """Print and store new lines of attempt `number` to its end. Return False after a signal.
+
+    Also says when contact with a host is lost or restored.
+    """
     stopped_by = None
     with (
         Interrupts() as interrupts,
@@ -124,6 +132,9 @@ def print_new(
                     if store:
                         store.append(node_rank, entries, number)
                     lines.show(log_filter.choose(output_in(entries)))
+                case ContactChange():
+                    for line in observation.texts:
+                        console.say(line)
                 case Tick():
                     lines.flush()
                     stopped_by = interrupts.take()

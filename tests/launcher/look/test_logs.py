@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeCluster
@@ -14,7 +15,7 @@ from fakes import FakeCluster
 from launcher.follow.run_lines import RunLines
 from launcher.logs.log_entry import parse
 from launcher.logs.query import LogFilter
-from launcher.logs.store import LogStore
+from launcher.logs.store import LogStore, Marks
 from launcher.look import logs
 from launcher.runs.run_folder import RunFolder, run_folder
 from launcher.terminal.console import Console
@@ -68,3 +69,56 @@ def test_a_silent_host_is_named_while_a_recorder_copies_the_lines(
     code, _, err = cluster.ddpctl("logs")
     store.close()
     assert (code, "gpu1: no answer" in err) == (4, True), err
+
+
+def while_followed(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:
+    """Let `deed` happen once `logs` has copied and printed the lines so far."""
+    printed = logs.print_recorded
+
+    def then_do(*arguments: Any) -> Marks:
+        marks = printed(*arguments)
+        deed()
+        return marks
+
+    monkeypatch.setattr(logs, "print_recorded", then_do)
+
+
+def test_a_host_that_is_lost_while_its_lines_are_followed_is_named(
+    fake_cluster: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    assert cluster.launch("--detach")[0] == 0
+
+    def lose_gpu1() -> None:
+        cluster.hosts["gpu1"].reachable = False
+        cluster.nodes[0].end(1)
+
+    while_followed(monkeypatch, lose_gpu1)
+    code, _, err = cluster.ddpctl("logs", "-f")
+    assert code == 4, err
+    assert "lost contact with gpu1: no answer within 10s" in err
+    assert "error: gpu1: its last lines are missing" in err and "gpu0" not in err
+
+
+def test_nothing_is_missing_once_a_host_is_back(
+    fake_cluster: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    assert cluster.launch("--detach")[0] == 0
+    gpu1 = cluster.hosts["gpu1"]
+    while_followed(monkeypatch, lambda: setattr(gpu1, "reachable", False))
+    say = Console.say
+
+    def bring_back(console: Console, text: str, *rest: Any, **how: Any) -> None:
+        say(console, text, *rest, **how)
+        if text.startswith("lost contact"):
+            gpu1.reachable = True
+        if "contact restored" in text:
+            for node in cluster.nodes:
+                node.say("hello", node.node_rank)
+                node.end(0)
+
+    monkeypatch.setattr(Console, "say", bring_back)
+    code, out, err = cluster.ddpctl("logs", "-f")
+    assert code == 0 and "gpu1: contact restored" in err, err
+    assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]

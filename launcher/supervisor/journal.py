@@ -90,6 +90,7 @@ class Journal:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
         written = len(text) - len(view)
+        # up to the end of the entry that the disk has cut off
         taken = text.index(b"\n", written - 1) + 1 if written else len(self._rest)
         self._rest = text[written:taken]
         if len(self._rest) > LONGEST_REST:

@@ -36,7 +36,7 @@ class Tail:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT)  # freeing disk blocks needs write access
         self._who, self._journal = who, journal
         self._taken = self._freed = 0  # how many bytes have been copied, and freed on disk
-        self._partial = bytearray()  # an unfinished line
+        self._pending = bytearray()  # copied, but not passed on yet
         self._last = b""  # the end of the copied data
 
     def read(self) -> int:
@@ -46,10 +46,10 @@ class Tail:
         self._free_disk()
         whole, newline, rest = data.rpartition(b"\n")
         if newline:
-            self._partial += whole
+            self._pending += whole
             self._pass_on()
-        self._partial += rest
-        if len(self._partial) > LONGEST_LINE:
+        self._pending += rest
+        if len(self._pending) > LONGEST_LINE:
             self._pass_on()
         return len(data)
 
@@ -60,7 +60,7 @@ class Tail:
         """Copy the rest, including a last line without a newline."""
         while self.read():
             pass
-        if self._partial:
+        if self._pending:
             self._pass_on()
 
     def close(self) -> None:
@@ -78,8 +78,8 @@ class Tail:
             self._freed = self._taken
 
     def _pass_on(self) -> None:
-        lines = bytes(self._partial) + b"\n"
-        self._partial.clear()
+        lines = bytes(self._pending) + b"\n"
+        self._pending.clear()
         self._journal.write_lines(self._who, lines)
         self._last = (self._last + lines[-LAST_BYTES:])[-LAST_BYTES:]
 

@@ -56,6 +56,7 @@ class Docker(Engine):
 
     @property
     def _api(self) -> Api:
+        """The host's Engine API. The first use connects to it over SSH."""
         return docker_of(self.connection)
 
     # Nodes of runs

@@ -130,8 +130,8 @@ def _node(
     store = (facts and facts.folder) or HOME
     place = place_in(run_dir_in(store, plan.run_id), plan.run_id, rank, plan.attempt)
     user = container_user(job, facts)
-    folders = _folders(plan, store, place, user)
-    paths = folders  # where the job sees them
+    on_host = _folders(plan, store, place, user)
+    paths = on_host  # where the job sees them
     if plan.engine.in_container:
         paths = dataclasses.replace(IN_CONTAINER, metrics=METRICS_DIR if job.metrics_dir else None)
     gpus = container_gpus(host, facts)
@@ -151,19 +151,20 @@ def _node(
         env_names=env_names,
         env_at_launch=tuple(name for name, value in env.items() if value is None),
         labels=container_labels(plan, host, rank, uuids if facts else None),
-        mounts=container_mounts(job, folders),
+        mounts=container_mounts(job, on_host),
         gpus=gpus,
         user=user,
         shm_size=job.shm_size,
         stop_timeout=job.stop_timeout,
         working_dir=paths.workspace if job.workdir else None,
     )
+    container = with_access(container, job, facts)
     return NodePlan(
         node_rank=rank,
         host=host,
         nproc_per_node=nproc[rank],
         first_rank=total(nproc[:rank]),
-        container=with_access(container, job, facts),
+        container=container,
         internal_ip=address.ip or None,
         interface=address.interface or None,
         place=place,

@@ -57,7 +57,8 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
     Return how the run ended or how this command left it.
     """
     with ExitHook(request.folder, console) as hook, taking_care(request.folder):
-        if request.by == "launch":  # so that `kill` without a run stops no earlier run
+        # the lock shows a "kill" without a run that a launch has begun (unrecorded_launches)
+        if request.by == "launch":
             with suppress(StateError):  # some file systems have no locks
                 request.take_care()
         outcome = run_attempt(request, console)

@@ -12,10 +12,9 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
 from ..terminal.console import Console
 from ..text import counted, names
-from .planned_attempt import PlannedAttempt
+from .planned_attempt import PlannedAttempt, Refused
 from .request import Request
 from .settle_with_rivals import in_the_way, list_claims
-from .waiting_line import Refused
 
 
 def choose_hosts(

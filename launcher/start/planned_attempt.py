@@ -8,6 +8,7 @@ from ..engines.base import Engine
 from ..engines.choose import engine_of
 from ..engines.node_handle import AttemptHandle, NodeHandle
 from ..engines.status import NodeStatus
+from ..errors import DdpctlError
 from ..plan.plan import NodePlan, Plan
 from ..ssh.host_connection import HostConnection
 
@@ -44,7 +45,7 @@ class PlannedAttempt:
     def engine(self, connection: HostConnection) -> Engine:
         return self.handle.by_connection[connection].engine
 
-    def nodes_on(self, connection: HostConnection) -> list[NodeStatus]:
+    def own_nodes(self, connection: HostConnection) -> list[NodeStatus]:
         """Return the status of the host's node in each attempt.
 
         Omits tickets, because callers stop and remove what this returns.
@@ -52,3 +53,12 @@ class PlannedAttempt:
         listed = self.engine(connection).nodes(self.plan.run_id)
         rank = self.node_plans[connection].node_rank
         return [status for status in listed if status.node_rank == rank and not status.is_ticket]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An attempt whose GPUs other runs are using or asked for earlier."""
+
+    planned: PlannedAttempt  # on the hosts that get its tickets, unless `choose_again`
+    reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
+    choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free

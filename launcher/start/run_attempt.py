@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import RunKilled, StateError
+from ..errors import DdpctlError, RunKilled, StateError
 from ..follow import detach
 from ..follow.ctrl_c import Interrupts
 from ..follow.hooks import EventHook
@@ -26,13 +26,13 @@ from ..text import counted
 from .check_push_plan import check, make_plan, push
 from .checkpoints import distribute_checkpoint
 from .choose_hosts import choose_hosts
-from .planned_attempt import PlannedAttempt
+from .planned_attempt import PlannedAttempt, Refused
 from .request import Request
 from .reservation import Reservation
 from .settle_with_rivals import settle_with_rivals
 from .start_nodes import create_nodes, remove_nodes, require_ended, start_nodes
 from .tickets import Tickets
-from .waiting_line import PlaceInLine, Refused
+from .waiting_line import PlaceInLine
 
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
@@ -87,12 +87,11 @@ class Starter:
         chosen = choose_hosts(request, self.connections, console)
         if isinstance(chosen, Refused):
             # `kill` cancels the reservation of a waiting run. It is not made earlier, because it is
-            # never removed, and failed checks must not use up the attempt.
+            # never removed, and failed checks must not use up the attempt. Reserving twice does no harm.
             self.reservation.take(self.connections, console)
             return chosen
-        is_restart = request.by == "restart"
         # prepare spares too, so that a later restart can use them at once
-        to_prepare = () if is_restart else request.cluster.spares
+        to_prepare = () if request.by == "restart" else request.cluster.spares
         request = request.on(chosen)
         with connected(to_prepare) as spares:
             checked = check(request, chosen, spares, console)
@@ -103,17 +102,10 @@ class Starter:
         if request.earlier:
             report_changes(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
-        env = user_env(request.cluster.job)
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
-            with self.removed_on_failure(planned):
-                create_nodes(planned, env, for_hosts(record), console, stop_earlier=is_restart)
-                if reasons := settle_with_rivals(planned, console, self.interrupts.sleep):
-                    remove_nodes(planned, console, folders=True)
-                    choose_again = len(chosen) < len(self.connections)
-                    return Refused(planned, reasons, choose_again)
-                self.reservation.raise_if_killed(plan, self.connections, console)
-                start_nodes(planned, env, console)
+            if reasons := self.start(request, planned, record):
+                return Refused(planned, reasons, choose_again=len(chosen) < len(self.connections))
             self.record_start(request, planned, record)
             self.line.leave()
             if request.options.detach:
@@ -128,24 +120,35 @@ class Starter:
         """Reserve the attempt, so that no other command starts it. Record it as PENDING."""
         if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
             with self.console.step("asking whether the run is alive"):
-                each_node(planned.connections, lambda each: require_ended(planned.nodes_on(each)))
+                each_node(planned.connections, lambda each: require_ended(planned.own_nodes(each)))
         self.reservation.take(self.connections, self.console)
         with contextlib.suppress(StateError):  # some file systems have no locks
             request.take_care()
         return request.save_pending(planned.plan)
 
-    @contextlib.contextmanager
-    def removed_on_failure(self, planned: PlannedAttempt) -> Iterator[None]:
-        """Context manager: if the block fails, remove the nodes of the attempt on all hosts.
+    def start(
+        self, request: Request, planned: PlannedAttempt, record: RunRecord
+    ) -> list[DdpctlError]:
+        """Start the attempt's nodes. If rivals come first, start none and return an error for each.
 
-        Raises RunKilled instead of the error if `kill` has cancelled the attempt.
+        If this fails, it removes the nodes on all hosts. Raises RunKilled if `kill` has cancelled the
+        attempt.
         """
+        console, env = self.console, user_env(request.cluster.job)
+        stop_earlier = request.by == "restart"
         try:
-            yield
+            create_nodes(planned, env, for_hosts(record), console, stop_earlier=stop_earlier)
+            reasons = settle_with_rivals(planned, console, self.interrupts.sleep)
+            self.reservation.raise_if_killed(planned.plan, self.connections, console)
+            if reasons:
+                remove_nodes(planned, console, folders=True)
+            else:
+                start_nodes(planned, env, console)
+            return reasons
         except BaseException as error:
-            remove_nodes(planned, self.console, folders=isinstance(error, RunKilled))
+            remove_nodes(planned, console, folders=isinstance(error, RunKilled))
             # the cause may be that `kill` removed a node just before its start
-            self.reservation.raise_if_killed(planned.plan, self.connections, self.console)
+            self.reservation.raise_if_killed(planned.plan, self.connections, console)
             raise
 
     def record_start(self, request: Request, planned: PlannedAttempt, record: RunRecord) -> None:

@@ -41,7 +41,7 @@ def create_nodes(
     def fill(connection: HostConnection) -> None:
         engine, node_plan = planned.engine(connection), planned.node_plans[connection]
         if plan.attempt > 1:  # a container name can be used only once
-            earlier = planned.nodes_on(connection)
+            earlier = planned.own_nodes(connection)
             if not stop_earlier:
                 require_ended(earlier)
             for status in earlier:
@@ -91,7 +91,7 @@ def remove_nodes(planned: PlannedAttempt, console: Console, *, folders: bool = F
 
     def remove(connection: HostConnection) -> None:
         engine = planned.engine(connection)
-        for status in planned.nodes_on(connection):
+        for status in planned.own_nodes(connection):
             if status.attempt == planned.plan.attempt:
                 engine.stop(status, UNDO_TIMEOUT)
                 engine.remove(status)

@@ -19,7 +19,7 @@ from ..outcomes import Outcome, RunState
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
-from .planned_attempt import PlannedAttempt
+from .planned_attempt import PlannedAttempt, Refused
 from .request import Request
 from .settle_with_rivals import in_the_way
 from .tickets import Tickets, remove_tickets
@@ -27,15 +27,6 @@ from .tickets import Tickets, remove_tickets
 POLL = 5.0  # seconds between checks of the hosts
 TICK = 0.2  # seconds between checks for signals
 CLOSE_TIMEOUT = 2.0  # seconds to remove the tickets after Ctrl-C; one that is left expires
-
-
-@dataclass(frozen=True)
-class Refused:
-    """An attempt whose GPUs other runs are using or asked for earlier."""
-
-    planned: PlannedAttempt  # on the hosts that get its tickets, unless `choose_again`
-    reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
-    choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free
 
 
 @dataclass

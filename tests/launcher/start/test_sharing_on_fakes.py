@@ -963,8 +963,9 @@ def test_hosts_that_were_chosen_and_lost_keep_nothing_of_the_run(
     assert list(cluster.hosts["gpu1"].home.glob(".ddpctl/runs/slow-*/nodes/0/attempt-1")) != []
 
 
-def test_a_run_that_is_killed_on_the_host_that_it_lost_does_not_start_on_another(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("losses", [1, 2])
+def test_a_run_that_is_killed_on_the_host_that_it_lost_ends_on_the_next_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch, losses: int
 ) -> None:
     """`kill` asks only the hosts in the record: those that the run chose last."""
     cluster = make("gpu0", "gpu1")
@@ -978,11 +979,12 @@ def test_a_run_that_is_killed_on_the_host_that_it_lost_does_not_start_on_another
         chosen.append(connections[len(chosen)])
         return chosen[-1:]
 
-    def lose_first(*_: object) -> list[PreflightError]:
-        return [PreflightError("another run was faster", host="gpu0")] if len(chosen) == 1 else []
+    def lose(*_: object) -> list[PreflightError]:
+        lost = len(chosen) <= losses
+        return [PreflightError("another run was faster", host=chosen[-1].name)] if lost else []
 
     monkeypatch.setattr(run_attempt_module, "choose_hosts", choose)
-    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", lose_first)
+    monkeypatch.setattr(run_attempt_module, "settle_with_rivals", lose)
     code, _, err = cluster.launch("--nodes", "1", "--wait", "--name", "slow")
     assert code == Exit.CANCELLED and "was killed before it started" in err, err
     assert [connection.name for connection in chosen] == ["gpu0", "gpu1"]

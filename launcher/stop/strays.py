@@ -51,6 +51,14 @@ class RunTraces:
     processes: Sequence[RunProcess]
     gpu_mib: Mapping[int, int]  # GPU memory in use, by pid
 
+    def show(self, stray: Stray) -> bool:
+        """Whether the stray, which is on this host, is still there."""
+        if stray.kind == "process":
+            return any(
+                (str(p.pid), p.run_id) == (stray.handle, stray.run_id) for p in self.processes
+            )
+        return any(s.handle == stray.handle and is_left_behind(s) for s in self.statuses)
+
 
 def kill_strays(
     cluster: Cluster, run: str | None, console: Console, *, yes: bool, as_json: bool
@@ -67,7 +75,8 @@ def kill_strays(
         if yes and strays:
             with console.step(f"ending {counted(len(strays), 'leftover')}"):
                 end_strays(machines, cluster, strays)
-                remaining, failures = find_strays(machines, cluster, run)
+                traces, failures = traces_by_host(machines, cluster)
+                remaining = [s for s in strays if s.host not in traces or traces[s.host].show(s)]
     report_errors(failures, console)
     if as_json:
         console.json(
@@ -104,12 +113,18 @@ def find_strays(
 
     run: only those of the run with this id or unique prefix. Raises UsageError if several match.
     """
-    by_host, failures = ask_each(machines, lambda connection: run_traces(connection, cluster))
+    by_host, failures = traces_by_host(machines, cluster)
     strays = strays_of(by_host, account_name(), complete=not failures)
     if run is not None:
         run_id = unique_match(run, sorted({stray.run_id for stray in strays}))
         strays = [stray for stray in strays if stray.run_id == run_id]
     return strays, failures
+
+
+def traces_by_host(
+    machines: Sequence[HostConnection], cluster: Cluster
+) -> tuple[dict[str, RunTraces], dict[str, DdpctlError]]:
+    return ask_each(machines, lambda connection: run_traces(connection, cluster))
 
 
 def run_traces(connection: HostConnection, cluster: Cluster) -> RunTraces:
@@ -139,9 +154,8 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
     for name, host in hosts.items():
         alive_here = {s.run_id for s in host.statuses if s.alive}
         for status in host.statuses:
-            left_behind = status.alive or status.state is ContainerState.CREATED
             young = 0 < status.age <= LEASE  # 0: unknown
-            own = left_behind and status.user == user
+            own = is_left_behind(status) and status.user == user
             if own and not young and is_dead(status.run_id, status.nnodes):
                 what = f"{status.state}, node {status.node_rank} of a run that has ended"
                 kind = "node" if status.is_process else "container"
@@ -152,6 +166,10 @@ def strays_of(hosts: Mapping[str, RunTraces], user: str, *, complete: bool) -> l
                 what = process.name + (f", uses {mib} MiB of GPU memory" if mib else "")
                 strays.append(Stray(name, process.run_id, "process", str(process.pid), what))
     return strays
+
+
+def is_left_behind(status: NodeStatus) -> bool:
+    return status.alive or status.state is ContainerState.CREATED
 
 
 def end_strays(
@@ -171,4 +189,4 @@ def end_strays(
             if stray.kind == "process":
                 connection.script(END, stray.handle, stray.run_id)
 
-    try_each(machines, end)  # the caller lists the strays again and sees what is left
+    try_each(machines, end)  # the caller looks again and sees what is left

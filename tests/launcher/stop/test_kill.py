@@ -424,6 +424,24 @@ def test_the_leftovers_of_one_run_are_ended_without_those_of_others(
     assert "no leftovers of " in err and "on gpu[0-1]" in err
 
 
+def test_leftovers_on_a_host_that_stops_answering_are_not_counted_as_ended(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(strays, "LEASE", -1.0)  # no node is too young
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    running(cluster)
+    next(node for node in cluster.nodes if node.node_rank == 0).exit(1)
+
+    def cut_off(*_: object) -> None:
+        cluster.hosts["gpu1"].reachable = False
+
+    monkeypatch.setattr(strays, "end_strays", cut_off)
+    code, out, err = cluster.ddpctl("kill", cluster.hosts_file, "--strays", "-y")
+    assert code == 6 and "gpu1: " in err
+    assert [row.split()[0] for row in out.splitlines()] == ["gpu1", "gpu2"]
+    assert "ended 0 of 2 leftovers" in err
+
+
 def test_strays_with_all_are_those_of_all_dead_runs_and_no_live_run_is_stopped(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

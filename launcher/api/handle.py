@@ -162,7 +162,7 @@ class Run:
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as connections:
             run = HostedRun(self.id, connections)
-            [killed] = kill_runs([run], cluster.job.engine, self._console)
+            [killed] = kill_runs([run], cluster.job, self._console)
         if killed.unconfirmed:
             hosts = names(killed.unconfirmed)
             raise StopUnconfirmed(f"{self.id}: stop not confirmed on {hosts}", "call kill() again")

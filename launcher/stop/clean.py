@@ -240,7 +240,7 @@ def remove(
         return HostedRun(run_id, there, others, sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
-    killed = kill_runs([*map(hosted, live)], cluster.job.engine, console)
+    killed = kill_runs([*map(hosted, live)], cluster.job, console)
 
     def run(connection: HostConnection, script: str) -> None:
         if (done := connection.script(script, timeout=TIMEOUT)).code != 0:

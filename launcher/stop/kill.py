@@ -33,7 +33,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             raise
         if not all(run.confirmed(yes=yes) for run in runs):
             return Exit.INTERRUPTED
-        killed = kill_runs(runs, cluster.job.engine, console)
+        killed = kill_runs(runs, cluster.job, console)
         known = {host for each in killed for host in each.errors_by_name}
         errors = report_unlisted({h: unlisted[h] for h in unlisted if h not in known}, console)
         if target.everything:
@@ -62,9 +62,9 @@ def report_unlisted(
     return errors
 
 
-def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[StoppedRun]:
-    """Stop runs, print what was stopped, and record it. engine: for runs without a record."""
-    killed = stop_all([(run, make_stop(run, engine, console)) for run in runs], console)
+def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:
+    """Stop runs, print what was stopped, and record it. job: see `make_stop`."""
+    killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:
         each.report(console)
         each.save(console)
@@ -72,8 +72,8 @@ def kill_runs(runs: Sequence[HostedRun], engine: str, console: Console) -> list[
     return killed
 
 
-def make_stop(run: HostedRun, engine: str, console: Console) -> Stop:
-    """Return the stop of a run. engine: the one to use if this machine has no record of the run."""
+def make_stop(run: HostedRun, job: Job, console: Console) -> Stop:
+    """Return the stop of a run. job: that of the hosts file, for a run without a record here."""
     if record := run_folder(run.run_id).load_if_readable(console):
         return Stop.of(record, run.owners)
-    return Stop(run.run_id, engine, Job.stop_timeout, run.owners)
+    return Stop(run.run_id, job.engine, job.stop_timeout, run.owners)

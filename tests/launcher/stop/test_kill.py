@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fakes import FakeCluster, FakeNode, messages
+from fakes import FakeCluster, FakeDocker, FakeNode, messages
 
 from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
@@ -252,6 +252,22 @@ def test_without_a_local_record_the_labels_decide(fake_cluster: Make) -> None:
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
     assert code == 0, err
     assert cluster.nodes == []
+
+
+def test_without_a_local_record_nodes_get_the_time_to_save_that_the_hosts_file_says(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, stop, given = fake_cluster(stop_timeout=300), FakeDocker.stop, []
+    running(cluster)
+    cluster.forget()
+
+    def note(self: FakeDocker, name: str, timeout: int) -> None:
+        given.append(timeout)
+        stop(self, name, timeout)
+
+    monkeypatch.setattr(FakeDocker, "stop", note)
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file)
+    assert code == 0 and given == [300, 300], err
 
 
 def test_an_account_of_a_domain_finds_its_own_runs(

@@ -6,11 +6,14 @@
 report_reads='
   "$0" "$@" 3>&- &
   command=$!
-  while sleep 5 3>&- && [ -d /proc/$command ]; do
-    now=$(cat /proc/$command/fdinfo/*)
-    [ "$now" = "$before" ] || printf "\0" >&3
-    before=$now
-  done >/dev/null 2>&1 &
+  {
+    trap "kill \$pause; exit" TERM # so that no sleep outlives the command
+    while sleep 5 3>&- & pause=$!; wait $pause; [ -d /proc/$command ]; do
+      now=$(cat /proc/$command/fdinfo/*)
+      [ "$now" = "$before" ] || printf "\0" >&3
+      before=$now
+    done
+  } >/dev/null 2>&1 &
   reports=$!
   wait $command
   code=$?

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import tracemalloc
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
@@ -222,6 +223,23 @@ def test_a_disk_that_is_read_slowly_has_its_time(slow_hashes: Path, tmp_path: Pa
     assert with_content(keeper(tmp_path, 0)).newest == step(1)
     listed = listed_files(keeper(tmp_path, 0), "checkpoints", ["ckpt"])
     assert [file.path for file in listed] == [f"{step(1)}/MANIFEST", f"{step(1)}/state.pt"]
+
+
+def test_no_process_outlives_the_hashing(slow_hashes: Path, tmp_path: Path) -> None:
+    write_step(tmp_path, 1, bytes(30))
+    slow_hashes.write_text('#!/bin/sh\n/bin/sleep 0.5\nexec /usr/bin/sha256sum "$@"\n')
+    pause = slow_hashes.with_name("sleep")
+    pause.write_text(f"#!/bin/sh\nexec /bin/sleep 600.{os.getpid()}\n")
+    assert with_content(keeper(tmp_path, 0)).newest == step(1)
+    deadline = monotonic() + 5
+    while (
+        subprocess.run(
+            ["pgrep", "-f", f"sleep 600.{os.getpid()}"], stdout=subprocess.DEVNULL
+        ).returncode
+        == 0
+    ):
+        assert monotonic() < deadline
+        sleep(0.05)
 
 
 def test_a_host_that_never_had_the_run_holds_nothing(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Deadline:
 
 
 class Budget(Deadline):
-    """The rest of one answer's budget. what: the command or server that answers, for errors."""
+    """The bytes and seconds that are left for one answer. what: the command or server, for errors."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ def kill(
 
     Without RUN or HOSTS, it stops the newest run recorded on this machine; on a terminal, it asks
     first. While a launch here is still checking or pushing, it stops nothing and names both runs.
-    A resume that is still checking or pushing is not the newest run yet; only Ctrl-C there stops it.
+    A resume that is still checking or pushing cannot be killed yet; press Ctrl-C where it runs.
     HOSTS alone, as an argument or with --hosts, stands for your only live run there. If several are
     live, it stops none; if none is live, it removes the containers of your newest run there.
 

@@ -46,7 +46,7 @@ class FollowedNode(NodeEvidence):
     usage: Usage | None = None  # the newest
     event_bytes: int = 0  # the size of `events` as text
     offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
-    size: int = 0  # bytes of the journal once the node has ended
+    size: int = 0  # the journal's size in bytes, once the node has ended
     contact: Contact = field(default_factory=Contact)
     done: bool = False  # whether nothing more will come from it: see Monitor._newly_done
     killed: bool = False  # whether `kill` ended it before its supervisor could report an end

@@ -1,4 +1,4 @@
-"""Check the container test's report on a machine, its image and its engine."""
+"""Check what the container test reported about a machine, its image and its engine."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import re
 import time
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -19,6 +20,9 @@ from ..supervisor.restart_rule import PastRestart, refusal
 from ..text import rfc3339
 
 VERSION = 1
+FINAL = "|".join(state for state in RunState if state.is_final)
+# The beginning of the run.json of a run that has ended, and whose stops are all confirmed.
+SETTLED = re.compile(rf'\{{\s*"version": {VERSION},\s*"state": "({FINAL})",\s*"pending_stop": \[\]')
 IN_PLACE, BY_LAUNCHER = "in-place", "launcher"  # kinds of restarts
 MOST_RESTARTS = 1000  # in place, recorded per attempt; a host's reports must not fill the disk
 
@@ -196,11 +200,7 @@ class RunRecord:
 
 def document(record: RunRecord) -> dict[str, Any]:
     """Return the content of run.json."""
-    first = {
-        "version": VERSION,
-        "state": record.state,
-        "pending_stop": [],
-    }  # see RunFolder.is_settled
+    first = {"version": VERSION, "state": record.state, "pending_stop": []}  # see SETTLED
     return {**first, **dataclasses.asdict(record)}
 
 

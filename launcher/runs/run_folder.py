@@ -7,19 +7,15 @@ import contextlib
 import dataclasses
 import json
 import os
-import re
 from pathlib import Path
 
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, Host, dump, load
-from ..outcomes import RunState
 from ..own_folders import is_locked, make_folder, read_record, state_home, write_atomically
 from ..run_id import is_run_id
 from ..terminal.console import Console
-from .record import VERSION, RunRecord, document, record_in
+from .record import SETTLED, RunRecord, document, record_in
 
-FINAL = "|".join(state for state in RunState if state.is_final)
-SETTLED = re.compile(rf'\{{\s*"version": {VERSION},\s*"state": "({FINAL})",\s*"pending_stop": \[\]')
 _unsaved: dict[Path, RunRecord] = {}  # by folder: records that could not be saved
 _warned: set[Path] = set()  # the folders whose run.json could not be read or written
 

@@ -57,7 +57,7 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
     Return how the run ended or how this command left it.
     """
     with ExitHook(request.folder, console) as hook, taking_care(request.folder):
-        # the lock shows a "kill" without a run that a launch has begun (unrecorded_launches)
+        # by this lock, `kill` without a run sees the launch (unrecorded_launches) and stops no older run
         if request.by == "launch":
             with suppress(StateError):  # some file systems have no locks
                 request.take_care()

@@ -59,6 +59,6 @@ class PlannedAttempt:
 class Refused:
     """An attempt whose GPUs other runs are using or asked for earlier."""
 
-    planned: PlannedAttempt  # on the hosts that get its tickets, unless `choose_again`
+    planned: PlannedAttempt  # its hosts get its tickets, unless `choose_again`
     reasons: Sequence[DdpctlError]  # what is taken on which host, and by whom
     choose_again: bool = False  # with --nodes: other hosts in the hosts file may be free

@@ -167,9 +167,8 @@ def look(
         try:
             nodes += engine.using(inventory.folder)
         except DockerUnavailable:
-            if (
-                engine.traits.name == cluster.job.engine
-            ):  # without it, the state of its runs is unknown
+            # without the job's engine, the state of its runs is unknown
+            if engine.traits.name == cluster.job.engine:
                 raise
     return Traces(inventory, {name: measured.get(name, 0) for name in names}, nodes)
 

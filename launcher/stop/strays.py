@@ -51,7 +51,7 @@ class RunTraces:
     processes: Sequence[RunProcess]
     gpu_mib: Mapping[int, int]  # GPU memory in use, by pid
 
-    def show(self, stray: Stray) -> bool:
+    def has(self, stray: Stray) -> bool:
         """Whether the stray, which is on this host, is still there."""
         if stray.kind == "process":
             return any(
@@ -76,7 +76,7 @@ def kill_strays(
             with console.step(f"ending {counted(len(strays), 'leftover')}"):
                 end_strays(machines, cluster, strays)
                 traces, failures = traces_by_host(machines, cluster)
-                remaining = [s for s in strays if s.host not in traces or traces[s.host].show(s)]
+                remaining = [s for s in strays if s.host not in traces or traces[s.host].has(s)]
     report_errors(failures, console)
     if as_json:
         console.json(

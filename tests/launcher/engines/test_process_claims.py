@@ -95,7 +95,7 @@ def start_time(pid: int) -> int:
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, script: str, program: str, deed: str) -> None:
-    """Let `deed` happen on the host each time just before the script runs the program."""
+    """Do `deed` on the host each time just before the script runs the program."""
     function = f'{program}() {{ {deed}; command {program} "$@"; }}\n'
     monkeypatch.setattr(process, script, function + getattr(process, script))
 

@@ -72,7 +72,7 @@ def test_a_silent_host_is_named_while_a_recorder_copies_the_lines(
 
 
 def while_followed(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:
-    """Let `deed` happen once `logs` has copied and printed the lines so far."""
+    """Do `deed` once `logs` has copied and printed the lines so far."""
     printed = logs.print_recorded
 
     def then_do(*arguments: Any) -> Marks:

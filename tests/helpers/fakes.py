@@ -164,9 +164,13 @@ class FakeHost:
 
     def give_gpus(self, count: int) -> None:
         """Install a stand-in for nvidia-smi."""
-        program = self.tools / "nvidia-smi"
         rows = "".join(f"{i}, GPU-{self.name}-{i}, NVIDIA H100, 81559\\n" for i in range(count))
-        program.write_text(f"#!/bin/sh\ncase $* in *index,uuid*) printf '{rows}' ;; esac\n")
+        self.install("nvidia-smi", f"#!/bin/sh\ncase $* in *index,uuid*) printf '{rows}' ;; esac\n")
+
+    def install(self, name: str, script: str) -> None:
+        """Install a program that this host finds before this machine's own of that name."""
+        program = self.tools / name
+        program.write_text(script)
         program.chmod(0o755)
 
     def ask(self, *call: str) -> None:

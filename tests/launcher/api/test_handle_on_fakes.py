@@ -206,11 +206,9 @@ def test_fetch_raises_if_a_file_is_not_the_one_that_its_host_listed(fake_cluster
     [output] = cluster.hosts["gpu0"].home.glob(".ddpctl/runs/*/output")
     for name in ("damaged", "good"):
         (output / name).write_text("42")
-    tail = cluster.hosts["gpu0"].tools / "tail"
-    tail.write_text(
-        '#!/bin/sh\ncase $* in *damaged*) printf 43 ;; *) exec /usr/bin/tail "$@" ;; esac\n'
+    cluster.hosts["gpu0"].install(
+        "tail", '#!/bin/sh\ncase $* in *damaged*) printf 43 ;; *) exec /usr/bin/tail "$@" ;; esac\n'
     )
-    tail.chmod(0o755)
     with pytest.raises(launcher.DdpctlError, match="gpu0: output/damaged changed while"):
         run.fetch("got")
     assert [path.name for path in Path("got/output").iterdir()] == ["good"]

@@ -374,11 +374,9 @@ def test_a_host_whose_driver_is_broken_does_not_become_a_cpu_node(
 ) -> None:
     cluster = fake_cluster("gpu0", "gpu1")
     cluster.hosts["gpu0"].give_gpus(2)
-    broken = cluster.hosts["gpu1"].tools / "nvidia-smi"
-    broken.write_text(
-        "#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\n"
+    cluster.hosts["gpu1"].install(
+        "nvidia-smi", "#!/bin/sh\necho Failed to initialize NVML: Driver/library version mismatch\n"
     )
-    broken.chmod(0o755)
     looks = look([Host("gpu0"), Host("gpu1")], Console())
     assert [one.gpus for one in looks] == [2, None]
     assert "gpu1: nvidia-smi fails: Failed to initialize NVML" in capsys.readouterr().err

@@ -80,9 +80,7 @@ def test_a_node_or_rank_that_the_run_does_not_have(
 
 
 def test_ranks_that_a_host_does_not_list_are_one_line(running: FakeCluster) -> None:
-    grep = running.hosts["gpu1"].tools / "grep"
-    grep.write_text("""#!/bin/sh\necho '"first": 1'; echo '"second": 2'\n""")
-    grep.chmod(0o755)
+    running.hosts["gpu1"].install("grep", """#!/bin/sh\necho '"first": 1'; echo '"second": 2'\n""")
     code, _, err = running.ddpctl("exec", "--rank", "2", "--", "ls")
     assert code == 4 and "gpu1: ddpctl could not handle" in err and err.count("\n") == 1
 

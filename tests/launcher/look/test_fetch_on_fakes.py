@@ -64,11 +64,9 @@ def test_a_host_that_sends_something_else_than_it_listed_stops_no_other(
     cluster = fake_cluster()
     odd, _ = outputs(cluster)
     (odd / "large").write_text("as-long")
-    tail = cluster.hosts["gpu0"].tools / "tail"
-    tail.write_text(
-        f'#!/bin/sh\ncase $* in *large*) {sent} ;; *) exec /usr/bin/tail "$@" ;; esac\n'
+    cluster.hosts["gpu0"].install(
+        "tail", f'#!/bin/sh\ncase $* in *large*) {sent} ;; *) exec /usr/bin/tail "$@" ;; esac\n'
     )
-    tail.chmod(0o755)
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert (code, err.count("gpu0")) == (1, 1), err
     assert "output/large changed while it was being fetched" in err
@@ -85,10 +83,8 @@ def test_of_a_file_that_grows_meanwhile_what_was_there_is_fetched(
     cluster = fake_cluster()
     output, _ = outputs(cluster)
     (output / "metrics.jsonl").write_text("first\n")
-    wrapper = cluster.hosts["gpu0"].tools / tool
     grow = f"case $* in *metrics*) echo more >> '{output}/metrics.jsonl' ;; esac"
-    wrapper.write_text(f'#!/bin/sh\n{grow}\nexec /usr/bin/{tool} "$@"\n')
-    wrapper.chmod(0o755)
+    cluster.hosts["gpu0"].install(tool, f'#!/bin/sh\n{grow}\nexec /usr/bin/{tool} "$@"\n')
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 0, err
     got = Path("got", "output", "metrics.jsonl").read_text()
@@ -104,9 +100,7 @@ def test_a_host_whose_list_of_files_is_nonsense_is_one_warning(
 ) -> None:
     cluster = fake_cluster()
     outputs(cluster)
-    find = cluster.hosts["gpu0"].tools / "find"
-    find.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
-    find.chmod(0o755)
+    cluster.hosts["gpu0"].install("find", f"#!/bin/sh\nprintf '{answer}'\n")
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert (code, err.count("gpu0:")) == (4, 1), err
     assert "gpu0: its answer is not a list of the run's files" in err
@@ -123,9 +117,7 @@ def test_large_files_may_take_long_to_hash_but_not_as_long_as_a_host_likes(
     monkeypatch.setattr(budget, "LEAST_HASH", 2.0)
     monkeypatch.setattr(budget, "SLOWEST_HASH", 10)
     monkeypatch.setattr(budget, "LONGEST_HASH", longest)
-    tool = cluster.hosts["gpu0"].tools / "sha256sum"
-    tool.write_text('#!/bin/sh\nsleep 3; exec /usr/bin/sha256sum "$@"\n')
-    tool.chmod(0o755)
+    cluster.hosts["gpu0"].install("sha256sum", '#!/bin/sh\nsleep 3; exec /usr/bin/sha256sum "$@"\n')
     ended, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert ended == code, err
 
@@ -136,9 +128,8 @@ def test_a_file_that_the_user_may_not_read_is_an_error(fake_cluster: Make) -> No
     outputs(cluster)
     unreadable = "*-readable*) printf -- '- output/of-0\\0'"
     for tool, case in (("find", unreadable), ("sha256sum", "*) exit 1")):
-        path = cluster.hosts["gpu0"].tools / tool
-        path.write_text(f'#!/bin/sh\ncase $* in {case} ;; *) exec /usr/bin/{tool} "$@" ;; esac\n')
-        path.chmod(0o755)
+        script = f'#!/bin/sh\ncase $* in {case} ;; *) exec /usr/bin/{tool} "$@" ;; esac\n'
+        cluster.hosts["gpu0"].install(tool, script)
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 1 and "gpu0: you may not read output/of-0, so it was not fetched" in err, err
     assert [path.name for path in Path("got", "output").iterdir()] == ["of-1"]
@@ -153,9 +144,7 @@ def test_a_host_may_take_long_to_look_for_files_that_its_user_may_not_read(
     output, _ = outputs(cluster)
     for number in range(8):
         (output / f"many-{number}").touch()
-    find = cluster.hosts["gpu0"].tools / "find"
-    find.write_text(SLOW_FIND)
-    find.chmod(0o755)
+    cluster.hosts["gpu0"].install("find", SLOW_FIND)
     monkeypatch.setattr(fetch, "SILENCE", 2.0)
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 0, err
@@ -166,10 +155,10 @@ def test_a_host_whose_checkpoints_the_user_may_not_read_lists_the_folder(
 ) -> None:
     cluster = fake_cluster()
     outputs(cluster)
-    find = cluster.hosts["gpu0"].tools / "find"
     unreadable = "*-readable*) printf -- '- checkpoints\\0'"
-    find.write_text(f'#!/bin/sh\ncase $* in {unreadable} ;; *) exec /usr/bin/find "$@" ;; esac\n')
-    find.chmod(0o755)
+    cluster.hosts["gpu0"].install(
+        "find", f'#!/bin/sh\ncase $* in {unreadable} ;; *) exec /usr/bin/find "$@" ;; esac\n'
+    )
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 1 and "gpu0: you may not read checkpoints, so it was not fetched" in err, err
     assert {path.name for path in Path("got", "output").iterdir()} == {"of-0", "of-1"}
@@ -224,10 +213,8 @@ def test_a_path_that_this_machine_cannot_hold_stops_no_other(fake_cluster: Make,
     cluster = fake_cluster()
     outputs(cluster)
     for tool, row in (("find", f"1 output/{path}"), ("sha256sum", f"{'0' * 64}  output/{path}")):
-        script = cluster.hosts["gpu0"].tools / tool
         also = f"case $* in *%s*|-z*) printf '{row}\\0' ;; esac"
-        script.write_text(f'#!/bin/sh\n{also}\nexec /usr/bin/{tool} "$@"\n')
-        script.chmod(0o755)
+        cluster.hosts["gpu0"].install(tool, f'#!/bin/sh\n{also}\nexec /usr/bin/{tool} "$@"\n')
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 1 and err.count("gpu0: output/") == 1, err
     assert {"of-0", "of-1"} <= {path.name for path in Path("got", "output").iterdir()}
@@ -333,11 +320,10 @@ def test_a_host_cannot_place_a_link_outside_the_folder(fake_cluster: Make) -> No
     outputs(cluster)
     rows = "> output/a//../../x\\0> logs/b//../output\\0> output/c\\0> output/../../d//output/x\\0"
     rows += f"{'0' * 64}  output\\0"
-    find = cluster.hosts["gpu0"].tools / "find"
-    find.write_text(
-        f"#!/bin/sh\ncase $* in *'-type l'*) printf '{rows}' ;; *) exec /usr/bin/find \"$@\" ;; esac\n"
+    cluster.hosts["gpu0"].install(
+        "find",
+        f"#!/bin/sh\ncase $* in *'-type l'*) printf '{rows}' ;; *) exec /usr/bin/find \"$@\" ;; esac\n",
     )
-    find.chmod(0o755)
     code, _, err = cluster.ddpctl("fetch", "--to", "got")
     assert code == 4 and "gpu0: its answer is not a list of the run's files" in err, err
     assert not [path for path in Path("got").rglob("*") if path.is_symlink()]

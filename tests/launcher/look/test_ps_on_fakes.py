@@ -169,11 +169,10 @@ def test_gpus_are_shown_even_if_the_first_entry_of_their_host_uses_none(fake_clu
     cluster = fake_cluster("gpu0")
     entries = [{"host": "gpu0", "gpus": 0}, {"host": "gpu0", "gpus": "all"}]
     Path(cluster.hosts_file).write_text(json.dumps({"hosts": entries, "job": {"image": "any:1"}}))
-    tool = cluster.hosts["gpu0"].tools / "nvidia-smi"
-    tool.write_text(
-        "#!/bin/sh\ncase $* in *--query-gpu*) echo 0, GPU-a, 5, 10, 81559, H100 ;; esac\n"
+    cluster.hosts["gpu0"].install(
+        "nvidia-smi",
+        "#!/bin/sh\ncase $* in *--query-gpu*) echo 0, GPU-a, 5, 10, 81559, H100 ;; esac\n",
     )
-    tool.chmod(0o755)
     code, out, err = cluster.ddpctl("ps", cluster.hosts_file, "--json")
     assert (code, [gpu["uuid"] for gpu in json.loads(out)["gpus"]]) == (0, ["GPU-a"]), err
 

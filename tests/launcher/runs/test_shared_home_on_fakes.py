@@ -132,8 +132,6 @@ def test_a_host_that_sees_nothing_shares_with_none(cluster: FakeCluster) -> None
     with connected(map(Host, cluster.hosts)) as connections:
         first, second, third = connections
         assert find_shared_homes(connections) == [[first, second], [third]]
-        ls = cluster.hosts["gpu1"].tools / "ls"
-        ls.write_text("#!/bin/sh\nexit 1\n")
-        ls.chmod(0o755)
+        cluster.hosts["gpu1"].install("ls", "#!/bin/sh\nexit 1\n")
         assert find_shared_homes(connections) == [[first], [second], [third]]
     assert not list(shared(cluster).glob(".shared*"))

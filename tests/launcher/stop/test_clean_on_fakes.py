@@ -83,7 +83,7 @@ def test_a_launch_that_is_about_to_start_its_nodes_keeps_its_hosts(fake_cluster:
 
 
 def while_asked(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:
-    """Let `deed` happen while the user reads the list, before the answer "yes"."""
+    """Do `deed` while the user reads the list, before the answer "yes"."""
     monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda *_, **__: [deed()])
 
@@ -117,9 +117,7 @@ def test_a_run_that_is_resumed_while_the_user_reads_the_list_stays(
 
 def test_a_host_without_a_home_folder_is_named(fake_cluster: Make) -> None:
     cluster = fake_cluster()
-    readlink = cluster.hosts["gpu1"].tools / "readlink"
-    readlink.write_text("#!/bin/sh\nexit 1\n")
-    readlink.chmod(0o755)
+    cluster.hosts["gpu1"].install("readlink", "#!/bin/sh\nexit 1\n")
     code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
     assert code != 0
     assert "gpu1: cannot find the account's home folder" in err

@@ -231,9 +231,7 @@ def test_a_container_of_yours_whose_name_is_not_a_runs_blocks_no_kill(fake_clust
 
 def test_a_clock_that_is_far_off_does_not_reach_the_labels(fake_cluster: Make) -> None:
     cluster = fake_cluster("evil", "good")
-    date = cluster.hosts["evil"].tools / "date"
-    date.write_text("#!/bin/sh\necho 999999999999.039\n")
-    date.chmod(0o755)
+    cluster.hosts["evil"].install("date", "#!/bin/sh\necho 999999999999.039\n")
     code, _, err = cluster.launch("--detach")
     assert code == 0, err
     for node in cluster.nodes:

@@ -85,7 +85,7 @@ class LogStore:
     def __init__(self, folder: Path, lock: IO[str], warn: Callable[[str], None]) -> None:
         self.folder = folder
         self._lock, self._warn = lock, warn
-        self._failed = False  # after an error has been reported, nothing more is recorded
+        self.failed = False  # after an error, which may have cut off a line, `append` does nothing
         self._nodes: dict[int, NodeLog] = {}
 
     @classmethod
@@ -104,12 +104,12 @@ class LogStore:
 
     def append(self, node_rank: int, entries: Sequence[LogEntry], attempt: int) -> None:
         """Append the entries of a live attempt. After an error, warn once and record no more."""
-        if self._failed or not entries:
+        if self.failed or not entries:
             return
         try:
             self.node(node_rank).append(entries, attempt)
         except OSError as error:
-            self._failed = True
+            self.failed = True
             what = error.filename or self.folder
             self._warn(f"the rest of the logs is not recorded: {what}: {error.strerror}")
 

@@ -79,6 +79,7 @@ def sync_logs(
                 host=connection.name,
             ) from None
         except OSError as error:
+            store.failed = True
             name = error.filename or store.folder
             raise StateError(
                 f"its log was not copied: cannot write {name}: {error.strerror or error}",

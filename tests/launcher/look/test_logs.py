@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 from fakes import FakeCluster
 
 from launcher.follow.run_lines import RunLines
-from launcher.logs.log_entry import parse
+from launcher.logs.log_entry import LogEntry, parse
 from launcher.logs.query import LogFilter
-from launcher.logs.store import LogStore, Marks
+from launcher.logs.store import LogStore, Marks, NodeLog
 from launcher.look import logs
 from launcher.runs.run_folder import RunFolder, run_folder
 from launcher.terminal.console import Console
@@ -122,3 +123,31 @@ def test_nothing_is_missing_once_a_host_is_back(
     code, out, err = cluster.ddpctl("logs", "-f")
     assert code == 0 and "gpu1: contact restored" in err, err
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
+
+
+def test_lines_that_a_full_disk_has_cut_off_here_are_recorded_once(
+    fake_cluster: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command follows the run, but leaves the rest of the log to the next command."""
+    cluster = fake_cluster("gpu0")
+    assert cluster.launch("--detach")[0] == 0
+    [node] = cluster.nodes
+    node.say("one", 0)
+    append = NodeLog.append
+
+    def fill_the_disk(log: NodeLog, entries: Sequence[LogEntry], attempt: int) -> None:
+        monkeypatch.setattr(NodeLog, "append", append)
+        log._log.write(b"[gpu0:0] on")
+        log._log.flush()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def end() -> None:
+        node.say("two", 0)
+        node.end(0)
+
+    monkeypatch.setattr(NodeLog, "append", fill_the_disk)
+    while_followed(monkeypatch, end)
+    code, out, err = cluster.ddpctl("logs", "-f")
+    assert code == 4 and "gpu0: its log was not copied: cannot write" in err, err
+    assert out == "[gpu0:0] one\n[gpu0:0] two\n"
+    assert cluster.ddpctl("logs")[1] == out

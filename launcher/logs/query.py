@@ -4,12 +4,13 @@ import contextlib
 import itertools
 import re
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .log_entry import OutputLines, parse
-from .store import Marks, read_index
+from .store import Mark, Marks, log_file, read_index
 
 
 @dataclass(frozen=True)
@@ -79,25 +80,43 @@ def attempts_in(folder: Path, known: Marks) -> list[int]:
     return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
 
 
+class Span(NamedTuple):
+    """A part of one node's log. In order, the spans of all nodes are the merged log."""
+
+    attempt: int
+    time: float  # unix seconds; not after that of the next span of this log
+    node_rank: int
+    start: int  # bytes of the log
+    stop: int
+
+
 def _batches(
     folder: Path, log_filter: LogFilter, known: Marks, shown: Marks
 ) -> Iterator[list[OutputLines]]:
     """Yield the recorded lines that the filter selects by time and attempt."""
-    spans = []
+    spans: list[Span] = []
     for node_rank, last in known.items():
-        start = shown[node_rank].size if node_rank in shown else 0
+        first = shown[node_rank].log_size if node_rank in shown else 0
         marks = read_index(folder, node_rank).marks
-        # each node's lines stay in order even if its clock was set back
-        moments = itertools.accumulate(((m.attempt, m.time) for m in reversed(marks)), min)
-        for moment, mark in zip(reversed([*moments]), marks, strict=True):
-            if start < mark.size <= last.size:
-                late = log_filter.since is None or mark.time >= log_filter.since
-                if late and log_filter.attempt in (None, mark.attempt):
-                    spans.append((moment, node_rank, start, mark.size))
-                start = mark.size
+        spans += _spans(node_rank, marks, log_filter, first, last.log_size)
     with contextlib.ExitStack() as opened:
-        paths = {node_rank: folder / f"node-{node_rank}.log" for _, node_rank, _, _ in spans}
+        paths = {span.node_rank: log_file(folder, span.node_rank) for span in spans}
         files = {rank: opened.enter_context(path.open("rb")) for rank, path in paths.items()}
-        for (_, time), node_rank, start, stop in sorted(spans):
-            files[node_rank].seek(start)
-            yield parse(files[node_rank].read(stop - start), node_rank, time)
+        for span in sorted(spans):
+            files[span.node_rank].seek(span.start)
+            text = files[span.node_rank].read(span.stop - span.start)
+            yield parse(text, span.node_rank, span.time)
+
+
+def _spans(
+    node_rank: int, marks: Sequence[Mark], log_filter: LogFilter, start: int, stop: int
+) -> Iterator[Span]:
+    """Yield the parts of a log, from byte `start` to `stop`, that the filter selects."""
+    # a node's lines stay in order even if its clock was set back: no time is after a later one
+    moments = itertools.accumulate(((m.attempt, m.time) for m in reversed(marks)), min)
+    for (attempt, time), mark in zip(reversed([*moments]), marks, strict=True):
+        if start < mark.log_size <= stop:
+            late = log_filter.since is None or mark.time >= log_filter.since
+            if late and log_filter.attempt in (None, mark.attempt):
+                yield Span(attempt, time, node_rank, start, mark.log_size)
+            start = mark.log_size

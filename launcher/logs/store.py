@@ -31,7 +31,7 @@ class Mark:
     time: float  # unix seconds on the host's clock: the time of the last entry before it
     attempt: int
     offset: int  # how many bytes of that attempt's journal the log contains
-    size: int  # bytes of the log
+    log_size: int  # bytes
 
 
 Marks = Mapping[int, Mark]  # the marks at one moment, by node rank
@@ -42,19 +42,27 @@ def offset_in(attempt: int, mark: Mark | None) -> int:
     return mark.offset if mark and mark.attempt == attempt else 0
 
 
+def log_file(folder: Path, node_rank: int) -> Path:
+    return folder / f"node-{node_rank}.log"
+
+
+def _index_file(folder: Path, node_rank: int) -> Path:
+    return folder / f".node-{node_rank}.index"
+
+
 class NodeLog:
     """The log of one node. One process at a time may open it for writing, which repairs it."""
 
     def __init__(self, folder: Path, node_rank: int, warn: Callable[[str], None]) -> None:
-        index, log = read_index(folder, node_rank), folder / f"node-{node_rank}.log"
+        index, log = read_index(folder, node_rank), log_file(folder, node_rank)
         if index.damaged:
             shutil.copyfile(log, f"{log}.damaged")
             again = "reading the log again from the host, from the damaged entry on"
             warn(f"{log}: its index was damaged; {again}")
         self.mark = index.last
         self._log = log.open("ab")
-        self._log.truncate(self.mark.size)
-        self._index = (folder / f".node-{node_rank}.index").open("a")
+        self._log.truncate(self.mark.log_size)
+        self._index = _index_file(folder, node_rank).open("a")
         self._index.truncate(index.size)
 
     def append(self, entries: Sequence[LogEntry], attempt: int) -> None:
@@ -70,8 +78,8 @@ class NodeLog:
             text, last = render(output_in(group)), group[-1]
             self._log.write(text)
             self._log.flush()
-            self.mark = Mark(last.time, attempt, last.offset, self.mark.size + len(text))
-            self._index.write(f"{last.time:.6f} {attempt} {last.offset} {self.mark.size}\n")
+            self.mark = Mark(last.time, attempt, last.offset, self.mark.log_size + len(text))
+            self._index.write(f"{last.time:.6f} {attempt} {last.offset} {self.mark.log_size}\n")
             self._index.flush()
 
     def close(self) -> None:
@@ -142,20 +150,20 @@ def known_marks(folder: Path) -> Marks:
 def read_index(folder: Path, node_rank: int) -> Index:
     """Read a node's index up to its last whole line, or to the first impossible one.
 
-    Sizes must not decrease or exceed the log's.
+    The sizes of the log must not decrease or exceed its size now.
     """
     try:
-        lines = (folder / f".node-{node_rank}.index").read_bytes().split(b"\n")[:-1]
-        longest = (folder / f"node-{node_rank}.log").stat().st_size
+        lines = _index_file(folder, node_rank).read_bytes().split(b"\n")[:-1]
+        largest = log_file(folder, node_rank).stat().st_size
     except OSError:
         return Index([], 0, False)
     marks: list[Mark] = []
-    size = last = 0
+    size = log_size = 0
     for line in lines:
         match = MARK.fullmatch(line)
-        if not match or not last <= int(match[4]) <= longest:
+        if not match or not log_size <= int(match[4]) <= largest:
             return Index(marks, size, True)
-        last = int(match[4])
-        marks.append(Mark(float(match[1]), int(match[2]), int(match[3]), last))
+        log_size = int(match[4])
+        marks.append(Mark(float(match[1]), int(match[2]), int(match[3]), log_size))
         size += len(line) + 1
     return Index(marks, size, False)

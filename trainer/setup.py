@@ -187,6 +187,8 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
     if amp == "auto":  # older GPUs only emulate bf16
         has_bf16 = on_gpu and torch.cuda.get_device_capability(ranks.device) >= (8, 0)
         amp = "bf16" if has_bf16 else "off"
+    if amp == "bf16" and not on_gpu and ranks.first and emulates_bf16():
+        say("WARNING: this CPU emulates bf16, up to ten times slower than fp32; use --amp off")
     exchange = config.grad_exchange
     if exchange == "auto":
         exchange = "fp32" if on_gpu else "fp64"
@@ -207,6 +209,13 @@ def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
     for parameter in model.parameters():
         if parameter.ndim == 4 and (everywhere or parameter.shape[2:] == (1, 1)):
             parameter.data = parameter.data.to(memory_format=torch.channels_last)
+
+
+def emulates_bf16() -> bool:
+    """Return whether this is an x86 CPU without bf16 instructions. Older versions of torch do not tell."""
+    has: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    native = has.get("avx512_bf16") or has.get("amx_bf16")
+    return not native and has.get("architecture") == "x86_64"
 
 
 def compiler_problem(device: torch.device) -> str:

@@ -2,7 +2,7 @@
 
 torchrun --nproc-per-node 2 -m trainer --data synthetic --model resnet8 --epochs 3   # one node
 torchrun --nnodes 2 --node-rank 0 --master-addr A --master-port 29500 -m trainer     # node 0
-python -m trainer --data ./data --model resnet18 --amp bf16                          # one process
+python -m trainer --data ./data --model resnet18                                     # one process
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import pickle
 import struct
 import tarfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -513,3 +514,30 @@ def test_settings_that_depend_on_the_machine_are_chosen_for_a_cpu() -> None:
     given = Config(model="resnet8", amp="bf16", grad_exchange="fp32")
     resolved = resolve(given, t.ranks, t.data)
     assert (resolved.amp, resolved.grad_exchange) == ("bf16", "fp32")
+
+
+@pytest.mark.parametrize(
+    ("amp", "has", "warned"),
+    [
+        ("bf16", {"architecture": "x86_64", "avx2": True}, True),
+        ("bf16", {"architecture": "x86_64", "avx512_bf16": True}, False),
+        ("bf16", {"architecture": "x86_64", "amx_bf16": True}, False),
+        ("bf16", {"architecture": "aarch64"}, False),  # it has other names for it
+        ("auto", {"architecture": "x86_64", "avx2": True}, False),
+    ],
+)
+def test_emulated_bf16_is_warned_about(
+    amp: str,
+    has: dict[str, Any],
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: has, raising=False)
+    t = make()
+    capsys.readouterr()
+    for ranks in (t.ranks, replace(t.ranks, rank=1)):
+        resolve(Config(model="resnet8", amp=amp), ranks, t.data)
+    said = capsys.readouterr().out
+    assert said.count("WARNING: this CPU emulates bf16") == int(warned)
+    assert ("use --amp off" in said) == warned

@@ -17,7 +17,7 @@ from ..logs.log_entry import render
 from ..logs.query import LogFilter, merged
 from ..logs.store import Marks, known_marks
 from ..look.fetch import fetch
-from ..look.logs import with_nodes_and_ranks
+from ..look.logs import checked
 from ..outcomes import RunState
 from ..plan.launch_options import LaunchOptions
 from ..runs.find import find
@@ -128,7 +128,7 @@ class Run:
                 failures = sync_logs(attempt, store, self._console)
         if follow:  # only a recorder copies new lines
             self._ensure_recorder()
-        log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, self._folder.load())
+        log_filter = checked(unchecked, nodes, ranks, self._folder.load())
         return self._lines(log_filter, follow, failures)
 
     def _ensure_recorder(self) -> None:

@@ -17,7 +17,7 @@ class RunLines:
     """
 
     def __init__(self, console: Console, *, brief: bool = True) -> None:
-        self._console = console
+        self.console = console
         self._brief = brief and console.on_terminal and not console.verbose
         self._reports = TorchrunReports()
         self._fold = Fold() if console.fold else None
@@ -28,21 +28,21 @@ class RunLines:
     def flush(self) -> None:
         """Print the lines that have waited long enough for folding, and flush the console."""
         if self._fold:
-            self._console.show(self._fold.take_older(time.monotonic()))
-        self._console.flush()
+            self.console.show(self._fold.take_older(time.monotonic()))
+        self.console.flush()
 
     def settle(self) -> None:
         """Print all lines that were held back, and a note if lines were hidden."""
         self._print(self._reports.take_held())
         if self._fold:
-            self._console.show(self._fold.take_all())
-        self._console.flush()
+            self.console.show(self._fold.take_all())
+        self.console.flush()
         if count := len(self._reports.hidden_on):
             hidden = f"torchrun's own report from {counted(count, 'node')} is hidden"
-            self._console.say(f"{hidden}; `ddpctl logs` shows it")
+            self.console.say(f"{hidden}; `ddpctl logs` shows it")
         self._reports.hidden_on.clear()
 
     def _print(self, output: Sequence[OutputLines]) -> None:
         if self._fold:
             output = self._fold.feed(output, time.monotonic())
-        self._console.show(output)
+        self.console.show(output)

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from contextlib import closing
 
-from ..errors import HostUnreachable, UsageError
+from ..errors import DdpctlError, HostUnreachable, UsageError
 from ..follow import detach
 from ..follow.ctrl_c import Interrupts
 from ..follow.inbox import NewEntries
@@ -26,31 +26,31 @@ POLL = 1.0  # seconds between checks for a restart
 UNKNOWN_COUNT = 100_000  # how many nodes or ranks to assume for a run whose record cannot be read
 
 
-def with_nodes_and_ranks(
-    log_filter: LogFilter, nodes: str | None, ranks: str | None, record: RunRecord | None
+def checked(
+    unchecked: LogFilter, nodes: str | None, ranks: str | None, record: RunRecord | None
 ) -> LogFilter:
-    """Return the filter, narrowed to the nodes and ranks that the user typed.
+    """Return the filter with the nodes and ranks that the user typed.
 
     record: None if it cannot be read. Raises UsageError if the run, or the chosen attempt, has no
     such host, node or rank, or if the run has no such attempt.
     """
-    attempts, number, owner = record.attempts if record else [], log_filter.attempt, "the run"
+    attempts, number, where = record.attempts if record else [], unchecked.attempt, "the run"
     if attempts and number is not None:
         last = attempts[-1].number
-        attempts, owner = [each for each in attempts if each.number == number], f"attempt {number}"
+        attempts, where = [each for each in attempts if each.number == number], f"attempt {number}"
         if not attempts:
             what = f"--attempt {number}: the run's last attempt is {last}"
             raise UsageError(what, "choose an attempt that exists")
-    known_hosts = {node.host for attempt in attempts for node in attempt.nodes}
-    strangers = set(log_filter.hosts or ()) - known_hosts
-    if known_hosts and strangers:
-        listed = names(sorted(known_hosts))
-        raise UsageError(f"--host {min(strangers)}: {owner} is on {listed}", "name one of them")
+    hosts = {node.host for attempt in attempts for node in attempt.nodes}
+    unknown = set(unchecked.hosts or ()) - hosts
+    if hosts and unknown:
+        what = f"--host {min(unknown)}: {where} is on {names(sorted(hosts))}"
+        raise UsageError(what, "name one of them")
     node_count = max((len(attempt.nodes) for attempt in attempts), default=0)
     world_size = max((attempt.world_size for attempt in attempts), default=0)
     node_ranks = _numbers("--node", nodes, node_count)
     global_ranks = _numbers("--rank", ranks, world_size)
-    return dataclasses.replace(log_filter, nodes=node_ranks, ranks=global_ranks)
+    return dataclasses.replace(unchecked, nodes=node_ranks, ranks=global_ranks)
 
 
 def show_logs(
@@ -64,8 +64,8 @@ def show_logs(
 ) -> Exit:
     """Print the logs. Return UNREACHABLE if lines could not be copied, INTERRUPTED after a signal.
 
-    unchecked, nodes, ranks: see `with_nodes_and_ranks`. follow: whether to keep printing until the
-    run ends, nobody reads stdout any more, or a signal arrives.
+    unchecked, nodes, ranks: see `checked`. follow: whether to keep printing until the run ends,
+    nobody reads stdout any more, or a signal arrives.
     """
     record = folder.load_if_readable(console)
     if record and record.state is RunState.WAITING:
@@ -73,34 +73,28 @@ def show_logs(
     if follow and unchecked.attempt is None and record and record.state.is_starting:
         wait_for_attempt(folder, record.attempt.number - 1, console)
     lines, result = RunLines(console, brief=False), Exit.DONE
-    log_filter: LogFilter | None = None
-    first = 1  # the first attempt that is not printed yet
-    while True:
+    first: int | None = 1  # the first attempt that is not printed yet
+    while first is not None:
         with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
-            if log_filter is None:
-                record = folder.load_if_readable(console)
-                log_filter = with_nodes_and_ranks(unchecked, nodes, ranks, record)
+            log_filter = checked(unchecked, nodes, ranks, folder.load_if_readable(console))
             failures = sync_logs(attempt, store, console)
-            shown = print_recorded(folder, log_filter, lines, console, first)
+            shown = known_marks(folder.logs)
+            print_recorded(folder, log_filter, shown, lines, first)
             report_errors(failures, console)
             result = Exit.UNREACHABLE if failures else result
             if not follow or unchecked.attempt not in (None, attempt.number):
                 return result
             monitor = Monitor(attempt, shown)
-            if not print_new(monitor, attempt.number, store, log_filter, lines, console):
+            if not follow_to_end(monitor, attempt.number, log_filter, lines, store):
                 return Exit.INTERRUPTED
-        missing = [node.host for node in monitor.nodes.values() if not node.was_read]
-        if missing and not console.reader_left:  # a restart may follow, but does not copy them
-            error = HostUnreachable("its last lines are missing", "that host still has them")
-            report_errors(dict.fromkeys(missing, error), console)
-            result = Exit.UNREACHABLE
+        missing = {} if console.reader_left else missing_lines(monitor)
+        report_errors(missing, console)
+        result = Exit.UNREACHABLE if missing else result
         has_succeeded = all(node.succeeded for node in monitor.nodes.values())
-        if has_succeeded or console.reader_left or unchecked.attempt is not None:
-            return result
-        restarted = wait_for_attempt(folder, attempt.number, console)
-        if restarted is None:
-            return result
-        first, log_filter = restarted, dataclasses.replace(log_filter, tail=None)
+        may_restart = unchecked.attempt is None and not has_succeeded
+        first = wait_for_attempt(folder, attempt.number, console) if may_restart else None
+        unchecked = dataclasses.replace(unchecked, tail=None)
+    return result
 
 
 def say_that_it_waits(folder: RunFolder, console: Console) -> None:
@@ -108,15 +102,10 @@ def say_that_it_waits(folder: RunFolder, console: Console) -> None:
     console.say(f"run {folder.run_id} {what}")
 
 
-def print_new(
-    monitor: Monitor,
-    number: int,
-    store: LogStore | None,
-    log_filter: LogFilter,
-    lines: RunLines,
-    console: Console,
+def follow_to_end(
+    monitor: Monitor, number: int, log_filter: LogFilter, lines: RunLines, store: LogStore | None
 ) -> bool:
-    """Print and store new lines of attempt `number` to its end. Return False after a signal.
+    """Print and store the new lines of attempt `number` until it ends. Return False after a signal.
 
     Also says when contact with a host is lost or restored.
     """
@@ -132,16 +121,22 @@ def print_new(
                     if store:
                         store.append(node_rank, entries, number)
                     lines.show(log_filter.choose(output_in(entries)))
-                case ContactChange():
-                    for line in observation.texts:
-                        console.say(line)
+                case ContactChange(texts=texts):
+                    for text in texts:
+                        lines.console.say(text)
                 case Tick():
                     lines.flush()
                     stopped_by = interrupts.take()
-                    if stopped_by is not None or console.reader_left:
+                    if stopped_by is not None or lines.console.reader_left:
                         break
         lines.settle()
     return stopped_by is None
+
+
+def missing_lines(monitor: Monitor) -> dict[str, DdpctlError]:
+    """Return an error for each host whose last lines were not read. A restart does not copy them."""
+    error = HostUnreachable("its last lines are missing", "that host still has them")
+    return {node.host: error for node in monitor.nodes.values() if not node.was_read}
 
 
 def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | None:
@@ -163,26 +158,24 @@ def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | 
 
 
 def print_recorded(
-    folder: RunFolder, log_filter: LogFilter, lines: RunLines, console: Console, first: int = 1
-) -> Marks:
-    """Print this machine's copy of the logs, from attempt `first` on. Return its last marks.
+    folder: RunFolder, log_filter: LogFilter, known: Marks, lines: RunLines, first: int = 1
+) -> None:
+    """Print this machine's copy of the logs, from attempt `first` on, up to the marks `known`.
 
     If these are several attempts, print the number of each on stderr before its lines. If the filter
     has a tail, print the last lines of all attempts.
     """
-    known = known_marks(folder.logs)
     chosen: list[int | None] = [log_filter.attempt]
     if log_filter.attempt is None and log_filter.tail is None:
         chosen = [number for number in attempts_in(folder.logs, known) if number >= first]
     for number in chosen:
         if len(chosen) > 1:
-            console.say(f"attempt {number}:")
+            lines.console.say(f"attempt {number}:")
         for output in merged(folder.logs, dataclasses.replace(log_filter, attempt=number), known):
-            if console.reader_left:  # as after `| head`
-                return known
+            if lines.console.reader_left:  # as after `| head`
+                return
             lines.show(output)
         lines.settle()
-    return known
 
 
 def _numbers(flag: str, text: str | None, count: int) -> frozenset[int] | None:

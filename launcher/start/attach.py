@@ -11,6 +11,7 @@ from ..follow.hooks import EventHook
 from ..follow.run_lines import RunLines
 from ..follow.session import StartedRun, follow
 from ..logs.query import LogFilter
+from ..logs.store import known_marks
 from ..look.logs import print_recorded, say_that_it_waits
 from ..outcomes import Outcome, RunState
 from ..runs.newest_attempt import newest_attempt
@@ -75,7 +76,8 @@ def follow_newest(
                 continue  # the recorder is restarting the run
             with log_store(folder, console) as store:
                 report_errors(sync_logs(handle, store, console), console)
-            shown = print_recorded(folder, log_filter, RunLines(console), console)
+            shown = known_marks(folder.logs)
+            print_recorded(folder, log_filter, shown, RunLines(console))
             if not record.state.is_final:
                 run = StartedRun(handle, folder, record, shown=shown, owned=False)
                 if not recorder:

@@ -16,7 +16,7 @@ from fakes import FakeCluster
 from launcher.follow.run_lines import RunLines
 from launcher.logs.log_entry import LogEntry, parse
 from launcher.logs.query import LogFilter
-from launcher.logs.store import LogStore, Marks, NodeLog
+from launcher.logs.store import LogStore, NodeLog, known_marks
 from launcher.look import logs
 from launcher.runs.run_folder import RunFolder, run_folder
 from launcher.terminal.console import Console
@@ -38,7 +38,7 @@ def test_nothing_more_is_read_once_the_reader_has_left(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(open(writer, "wb")))  # noqa: SIM115, PTH123
     monkeypatch.setattr(RunLines, "show", lambda _, entries: shown.append(entries))
     console = Console()
-    logs.print_recorded(folder, LogFilter(), RunLines(console), console)
+    logs.print_recorded(folder, LogFilter(), known_marks(folder.logs), RunLines(console))
     assert shown == []
 
 
@@ -54,7 +54,8 @@ def test_after_a_restart_the_attempts_since_then_are_printed(
         store.node(0).append([entry._replace(offset=10)], number)
     store.close()
     for first, shown in ((2, "[a:0] of 2\n[a:0] of 3\n"), (3, "[a:0] of 3\n")):
-        logs.print_recorded(folder, LogFilter(), RunLines(console), console, first)
+        known = known_marks(folder.logs)
+        logs.print_recorded(folder, LogFilter(), known, RunLines(console), first)
         out, err = capfd.readouterr()
         assert (out, "attempt 3:" in err) == (shown, first == 2)
 
@@ -76,10 +77,9 @@ def while_followed(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) 
     """Do `deed` once `logs` has copied and printed the lines so far."""
     printed = logs.print_recorded
 
-    def then_do(*arguments: Any) -> Marks:
-        marks = printed(*arguments)
+    def then_do(*arguments: Any) -> None:
+        printed(*arguments)
         deed()
-        return marks
 
     monkeypatch.setattr(logs, "print_recorded", then_do)
 

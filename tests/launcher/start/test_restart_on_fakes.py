@@ -23,7 +23,6 @@ from launcher.follow.hooks import EventHook
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
 from launcher.logs.query import LogFilter
-from launcher.logs.store import Marks
 from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.launch_options import LaunchOptions
@@ -823,9 +822,8 @@ def test_logs_print_all_attempts_that_start_while_they_ask_the_hosts_of_the_firs
 
     def print_recorded(
         _: RunFolder, chosen: LogFilter, __: object, ___: object, first: int
-    ) -> Marks:
+    ) -> None:
         printed.append((chosen.attempt, first))
-        return {}
 
     monkeypatch.setattr(logs, "print_recorded", print_recorded)
     monkeypatch.setattr(logs, "wait_for_attempt", restarted)

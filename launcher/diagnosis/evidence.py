@@ -15,7 +15,6 @@ from ..supervisor.events import (
     Event,
     GpuLoad,
     Reason,
-    ResourceUsage,
     RestartInPlace,
     Stopping,
 )
@@ -44,7 +43,11 @@ class NodeEvidence:
     gpus_before: Sequence[GpuLoad] = ()  # the first sample
     gpus_after: Sequence[GpuLoad] = ()  # after the end of the attempt
 
-    def of(self, kind: type[E]) -> list[tuple[float, E]]:
+    def of(self, kind: type[E]) -> list[E]:
+        return [event for _, event in self.timed(kind)]
+
+    def timed(self, kind: type[E]) -> list[tuple[float, E]]:
+        """Return the events of a kind, each with the node's time."""
         return [(time, event) for time, event in self.events if isinstance(event, kind)]
 
     def lines(self, rank: int) -> list[str]:
@@ -59,7 +62,7 @@ class NodeEvidence:
 
     @property
     def end(self) -> End | None:
-        return next((event for _, event in reversed(self.of(End))), None)
+        return next(reversed(self.of(End)), None)
 
     @property
     def end_state(self) -> NodeState:
@@ -78,7 +81,7 @@ class NodeEvidence:
     @property
     def reasons(self) -> list[Reason]:
         """Why the supervisor stopped the node; [] if it did not."""
-        return [event.reason for _, event in self.of(Stopping)]
+        return [event.reason for event in self.of(Stopping)]
 
     @property
     def lost_peers(self) -> set[int]:
@@ -90,10 +93,6 @@ class NodeEvidence:
         """The time of the newest journal entry by the node's clock; 0.0 if there are none."""
         times = [time for time, _ in self.events] + [entry.time for entry in self.tail]
         return max(times, default=0.0)
-
-    @property
-    def resources(self) -> list[ResourceUsage]:
-        return [usage for _, usage in self.of(ResourceUsage)]
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def on_one_clock(evidence: Evidence) -> Evidence:
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []
     for node in evidence.nodes:
-        best = min((clock for _, clock in node.of(Clock)), key=lambda c: c.error, default=None)
+        best = min(node.of(Clock), key=lambda clock: clock.error, default=None)
         nodes.append(replace(node, clock_skew=base - best.offset) if best else node)
     return replace(evidence, nodes=nodes)
 
@@ -120,13 +119,13 @@ def of_last_round(evidence: Evidence) -> Evidence:
 
     If a node was lost before it could record that restart, nothing that it reported counts.
     """
-    restarts = [event for node in evidence.nodes for _, event in node.of(RestartInPlace)]
+    restarts = [restart for node in evidence.nodes for restart in node.of(RestartInPlace)]
     if not restarts:
         return evidence
     last = max(restarts, key=lambda restart: restart.number)
     nodes = []
     for node in evidence.nodes:
-        times = [time for time, event in node.of(RestartInPlace) if event.number == last.number]
+        times = [time for time, event in node.timed(RestartInPlace) if event.number == last.number]
         if times:
             nodes.append(node.between(times[0], math.inf))
         else:
@@ -138,6 +137,6 @@ def before_restart(evidence: Evidence, number: int) -> Evidence:
     """Return the evidence from before the restart in place with this number."""
     nodes = []
     for node in evidence.nodes:
-        times = (time for time, event in node.of(RestartInPlace) if event.number >= number)
+        times = (time for time, event in node.timed(RestartInPlace) if event.number >= number)
         nodes.append(node.between(-math.inf, min(times, default=math.inf)))
     return replace(evidence, nodes=nodes)

@@ -36,7 +36,7 @@ def _about(node: NodeEvidence) -> Iterator[str]:
     yield "kernel messages about GPUs and memory since the start of the run:"
     kernel = node.kernel or ["(none, or ddpctl is not allowed to read them)"]
     yield from (f"  {line[:LONGEST]}" for line in kernel)
-    exits = {exit.rank: exit for _, exit in node.of(RankExit)}
+    exits = {exit.rank: exit for exit in node.of(RankExit)}
     ranks = {*exits, *(entry.rank for entry in node.tail if entry.rank is not None)}
     for rank in sorted(ranks)[:MOST_RANKS]:
         exit = exits.get(rank)

@@ -14,7 +14,7 @@ from ..facts.xids import XIDS
 from ..failure import FirstFailure
 from ..supervisor import classify, quoted_error
 from ..supervisor.classify import Ending, Weight
-from ..supervisor.events import RankExit, Reason, RestartInPlace, Stopping
+from ..supervisor.events import RankExit, Reason, ResourceUsage, RestartInPlace, Stopping
 from ..supervisor.failure_kinds import KINDS
 from ..text import rfc3339
 from .evidence import Evidence, NodeEvidence, of_last_round, on_one_clock
@@ -47,10 +47,10 @@ def first_failure(evidence: Evidence) -> FirstFailure | None:
     evidence = of_last_round(on_one_clock(evidence))
     observations: list[Candidate | None] = []
     for node in evidence.nodes:
-        for time, exit in node.of(RankExit):
+        for time, exit in node.timed(RankExit):
             if exit.rank in range(evidence.world_size):
                 observations.append(_rank_exit(node, exit.time or time, exit))
-        for time, stop in node.of(Stopping):
+        for time, stop in node.timed(Stopping):
             observations.append(_stop(stop.reason, time, node, evidence))
         observations.append(_sudden_end(node, evidence))
     candidates = [_blame_gpu(candidate) for candidate in observations if candidate]
@@ -90,7 +90,7 @@ def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | N
     """Return the rank's failure, or None if the rank exited with 0 when it was asked to stop."""
     # after a restart in place, the out-of-memory kill may be from an earlier round
     oom_killed = node.oom_killed and not node.of(RestartInPlace)
-    ending = classify.rank_ending(exit, node.resources, oom_killed=oom_killed)
+    ending = classify.rank_ending(exit, node.of(ResourceUsage), oom_killed=oom_killed)
     lines = classify.exit_lines(exit)
     return _candidate(ending, time - node.clock_skew, node, exit, lines) if ending else None
 
@@ -120,11 +120,11 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     others = [other for other in evidence.nodes if other is not node]
     reasons = [reason for other in others for reason in other.reasons]
     lost = [r for r in reasons if r.kind == "host-lost" and r.node_rank == node.node_rank]
-    exits = [exit for other in others for _, exit in other.of(RankExit) if exit.exit_code]
+    exits = [exit for other in others for exit in other.of(RankExit) if exit.exit_code]
     kinds = (classify.describe(e.exit_code, e.last_lines)[0] for e in exits)
     weight, kind = Weight.CAUSE, "host-lost"
     if node.oom_killed:
-        kind, message = "oom-killed", classify.oom_message(node.resources)
+        kind, message = "oom-killed", classify.oom_message(node.of(ResourceUsage))
     elif node.exit_code is not None or (node.engine_saw_end and not node.unseen):
         code = node.exit_code
         how = "and left no exit code" if code is None else f"(exit code {code})"

@@ -23,7 +23,7 @@ def missed_collective(evidence: Evidence) -> str:
     hosts: dict[int, str] = {}
     groups: dict[str, dict[int, Collective]] = {}
     for node in evidence.nodes:
-        for _, event in node.of(Collectives)[-1:]:
+        for event in node.of(Collectives)[-1:]:
             for each in event.newest:
                 if each.rank in range(evidence.world_size) and each.names:
                     hosts.setdefault(each.rank, node.host)

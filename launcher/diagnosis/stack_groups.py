@@ -143,7 +143,7 @@ def newest_groups(nodes: Iterable[NodeEvidence]) -> list[StackGroup]:
     return grouped(
         located(stack, node.host, node.node_rank)
         for node in nodes
-        for _, taken in node.of(RankStacks)[-1:]
+        for taken in node.of(RankStacks)[-1:]
         for stack in taken.ranks
     )
 

@@ -80,8 +80,8 @@ def explain(
             console.error(str(error))
 
     keep(attempt.first_failure, evidence)
-    events = (event for node in evidence.nodes for _, event in node.of(RestartInPlace))
-    for number in sorted({event.number for event in events})[-MOST_RESTARTS:]:
+    restarts = (restart for node in evidence.nodes for restart in node.of(RestartInPlace))
+    for number in sorted({restart.number for restart in restarts})[-MOST_RESTARTS:]:
         before = before_restart(evidence, number)
         # the Monitor may have dropped a node's events from before it
         known = zip(before.nodes, evidence.nodes, strict=True)

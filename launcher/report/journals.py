@@ -47,8 +47,8 @@ class Journals:
         """Return the version of each component; if hosts differ, each version with its hosts."""
         versions: dict[str, dict[str, list[str]]] = {}
         for node in self.of(attempt):
-            for _, event in node.of(Environment):
-                for thing, version in event.versions.items():
+            for environment in node.of(Environment):
+                for thing, version in environment.versions.items():
                     versions.setdefault(thing, {}).setdefault(version, []).append(node.host)
         return {
             thing: next(iter(hosts))
@@ -58,8 +58,8 @@ class Journals:
         }
 
     def variables(self, attempt: int) -> set[str]:
-        events = (event for node in self.of(attempt) for _, event in node.of(Environment))
-        return {name for event in events for name in event.variables}
+        environments = (each for node in self.of(attempt) for each in node.of(Environment))
+        return {name for environment in environments for name in environment.variables}
 
     def usage_charts(self, began: float) -> tuple[Chart, ...]:
         """Return the charts of resource usage. began: where the x axis begins, in unix seconds."""
@@ -81,7 +81,7 @@ def _points(node: NodeJournal, title: str, began: float) -> tuple[Point, ...]:
     _, value = USAGE[title]
     return tuple(
         (number((time - began) / 60) or 0.0, number(value(usage)) or 0.0)
-        for time, usage in node.of(Usage)
+        for time, usage in node.timed(Usage)
         if usage.gpus or not title.startswith("GPU")
     )
 

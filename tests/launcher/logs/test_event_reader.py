@@ -179,7 +179,7 @@ def test_no_damage_to_a_journal_is_an_exception(first: bytes, second: bytes) -> 
     if failure:
         json.dumps(vars(failure)).encode()
         failure.headline.encode()
-    stacks = [event for node in nodes for _, event in node.of(RankStacks)]
+    stacks = [event for node in nodes for event in node.of(RankStacks)]
     verdict(grouped(located(stack, "gpu2", 1) for event in stacks for stack in event.ranks))
 
 

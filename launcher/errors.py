@@ -82,7 +82,10 @@ class RunKilled(DdpctlError):
 
 
 class RunFailed(DdpctlError):
-    """Raised when a run of `ddpctl.run` fails. `ddpctl.find_run(error.run_id)` has its logs and cause."""
+    """Raised when a run that `ddpctl.run` started fails.
+
+    `ddpctl.find_run(error.run_id)` has its logs and cause.
+    """
 
     def __init__(self, run_id: str, what: str, remedy: str = "", *, host: str = "") -> None:
         super().__init__(f"{run_id}: {what}", remedy, host=host)

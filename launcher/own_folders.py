@@ -64,8 +64,8 @@ def _own_folder(variable: str, default: str) -> Path:
 def make_folder(path: Path) -> Path:
     """Create a folder and return it. Only this user gets access to the state and cache folders.
 
-    If one of these two is a link, the mode of its target does not change, as others may use the target.
-    Raises StateError if the folder cannot be created.
+    If one of these two is a link, the mode of its target does not change, because others may use
+    the target. Raises StateError if the folder cannot be created.
     """
     try:
         for home in (state_home(), cache_home()):
@@ -113,7 +113,10 @@ def write_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
 
 
 def locked(path: Path) -> IO[str]:
-    """Lock the file at `path` until it is closed. Waits for other holders. Raises as `try_lock` does."""
+    """Wait for the lock on the file at `path`, and hold it until the file is closed.
+
+    Raises the same errors as `try_lock`.
+    """
     while not (lock := try_lock(path)):
         time.sleep(LOOK_AGAIN)
     return lock
@@ -140,8 +143,8 @@ def try_lock(path: Path) -> IO[str] | None:
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock at `path`; False on a file system without locks.
 
-    Shares the lock for a moment: others who ask meanwhile get the right answer, but `try_lock` returns
-    None, so it should be tried again.
+    Takes a shared lock for a moment. Other calls still get the right answer in that moment, but
+    `try_lock` returns None, so its caller should try again.
     """
     try:
         with path.open("r+") as file:

@@ -23,7 +23,10 @@ def is_sanity_run(run_id: str) -> bool:
 
 
 def time_of(run_id: str) -> str:
-    """Return the time and suffix that end a run id. As a sort key, they put runs in order of time."""
+    """Return the time and suffix that end a run id.
+
+    As a sort key, they put runs in order of creation.
+    """
     return run_id[-len("20261121-153000-abcd") :]
 
 

@@ -71,7 +71,7 @@ def encoded(value: Mapping[str, Any]) -> memoryview:
 
 
 def publish(root: Path, step: int, files: Mapping[str, memoryview | bytes]) -> Saved:
-    """Write files to disk as checkpoint `step`, all or nothing."""
+    """Write files to disk as checkpoint `step`, all or nothing. Return the checkpoint."""
     folder = root / "ckpt"
     final = folder / f"step-{step:08d}"
     temporary = folder / f".tmp-{final.name}-{os.getpid()}"
@@ -249,8 +249,11 @@ def sync_folder(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a folder. What stays, as on NFS while another process reads it, must not end the run:
-    `clean` removes it later."""
+    """Remove a folder.
+
+    If files stay behind, as on NFS while another process reads them, the run goes on, and `clean`
+    removes them later.
+    """
     shutil.rmtree(_hidden(path), ignore_errors=True)
 
 

@@ -128,8 +128,10 @@ class Watch:
         return reported(store)
 
     def _part(self, store: Store, reporter: bool) -> None:
-        """Let the failed rank exit first, so that launchers see its exit first. It waits until the
-        others know of the failure, because it may hold the store."""
+        """Let the failed rank exit first, so that launchers blame the right one.
+
+        The failed rank waits until the others know of the failure, because it may host the store.
+        """
         with contextlib.suppress(RuntimeError, ConnectionError):
             if reporter:
                 others = self.ranks.world_size - 1
@@ -193,7 +195,7 @@ def wait_until(done: Callable[[], bool], seconds: float) -> None:
 
 
 def write_failure(t: Training | None, config: Config, ranks: Ranks, error: Exception) -> None:
-    """Record why the run failed. If the disk is not writable, that must not hide the error."""
+    """Record why the run failed. A disk that is not writable must not hide the error."""
     if not ranks.first or config.test_only:
         return
     state = error.state if isinstance(error, TrainerError) else "failed"

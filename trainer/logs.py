@@ -155,7 +155,7 @@ def mentions_checkpoints(out: Path) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """Replace NaN and infinity with None, since JSON has neither."""
+    """Return the value with None in place of NaN and infinity, because JSON has neither."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

@@ -68,8 +68,11 @@ def set_rate(optimizer: Optimizer, rate: float) -> None:
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load the optimizer's values, such as momentum. Settings that flags set, such as the weight decay,
-    stay those of this run. Other values of a group may be state, as some optimizers count steps there."""
+    """Load the optimizer's values, such as momentum.
+
+    Settings that flags set, such as the weight decay, stay those of this run. All other values of a
+    group are loaded, because some optimizers count steps there.
+    """
     groups = optimizer.state_dict()["param_groups"]
     for group, saved in zip(groups, state["param_groups"], strict=True):
         group |= {name: value for name, value in saved.items() if name not in FROM_FLAGS}

@@ -32,8 +32,10 @@ FEW_STEPS = 25  # per epoch; with fewer, the batch is usually too large to train
 
 
 def meet(config: Config, env: Mapping[str, str]) -> tuple[Ranks, Images]:
-    """Load the images and join the other ranks. If this fails on any rank, raises that rank's error
-    on all ranks."""
+    """Load the images and join the other ranks. Return both.
+
+    If this fails on any rank, raises that rank's error on all ranks.
+    """
     failure: Exception | None = None
     data: Images | None = None
     device = torch.device("cpu")

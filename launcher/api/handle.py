@@ -132,7 +132,7 @@ class Run:
         return self._lines(log_filter, follow, failures)
 
     def _ensure_recorder(self) -> None:
-        """Start a recorder if the run needs one. The last may have been killed, or be elsewhere."""
+        """Start a recorder if the run needs one. The last one may have died, or run elsewhere."""
         if not (state := self.state).is_final:
             ensure_recorder(self._folder, state)
 

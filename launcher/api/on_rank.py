@@ -49,7 +49,7 @@ def exit_without_finalization() -> None:
 
 
 def close_process_group() -> None:
-    """Close torch's process group once all ranks are done, because if one left early, others would fail."""
+    """Close torch's process group once all ranks are done. If one left early, others would fail."""
     dist: Any = sys.modules.get("torch.distributed")
     if dist and dist.is_available() and dist.is_initialized():
         dist.barrier()

@@ -11,7 +11,7 @@ def check(
     exclude: str | None = options.EXCLUDE,
     job: str | None = options.JOB,
     clear: str | None = option(
-        "--clear", "HOST", "Clear the failures blamed on HOST, and exit without checking."
+        "--clear", "HOST", "Forget that HOST was blamed for failures, and exit without checking."
     ),
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

@@ -1,6 +1,6 @@
 """Tab completion of run ids and host names, from this machine's own files only.
 
-Where nothing is offered, the shell completes the names of files, such as hosts files.
+Where this module offers nothing, the shell completes file names, for example of hosts files.
 """
 
 import contextlib

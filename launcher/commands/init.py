@@ -222,7 +222,7 @@ def _ask_about_job(given: dict[str, Any], console: Console) -> None:
 
 
 def _asked_image(default: str, console: Console) -> str:
-    """Ask for the image. Offer to build one if a file in this folder lists the packages to install."""
+    """Ask for the image and return it. Offer to build one if a file here lists packages to install."""
     from ..push.image.build_image import build_image
     from ..push.image.recipe import find_source, recipe_of
 
@@ -240,7 +240,7 @@ def _asked_image(default: str, console: Console) -> str:
 
 
 def _ask(key: str, question: str, default: str, console: Console) -> Any:
-    """Ask for the value of a key of the hosts file, again if the answer is not valid."""
+    """Ask for the value of a key in the hosts file until the answer is valid, and return it."""
     from ..hosts import Host
     from ..hosts.init import compose
 

@@ -5,7 +5,7 @@ from .options import flag, hosts_option
 
 def resume(
     target: str | None = options.RUN,
-    hosts: str | None = hosts_option("Use these hosts in place of the run's own."),
+    hosts: str | None = hosts_option("Use these hosts instead of the run's own."),
     exclude: str | None = options.EXCLUDE,
     detach: bool = options.DETACH,
     force: bool = flag("--force", "Resume even if the run succeeded."),
@@ -18,7 +18,7 @@ def resume(
 ) -> Outcome:
     """Start a run's next attempt from its newest checkpoint.
 
-    It runs the same command, with the code and data that are in their folders now.
+    It runs the same command, with the code and data as they are in their folders now.
 
     \b
     ddpctl resume

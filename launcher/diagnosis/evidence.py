@@ -90,7 +90,7 @@ class NodeEvidence:
 
     @property
     def last_seen(self) -> float:
-        """The time of the newest journal entry by the node's clock; 0.0 if there are none."""
+        """The time of the newest journal entry by the node's clock; 0.0 if there is none."""
         times = [time for time, _ in self.events] + [entry.time for entry in self.tail]
         return max(times, default=0.0)
 
@@ -102,9 +102,10 @@ class Evidence:
 
 
 def on_one_clock(evidence: Evidence) -> Evidence:
-    """Return the evidence with the supervisors' clock skews in place of those measured over SSH.
+    """Return the evidence with the clock skews that the supervisors measured.
 
-    They are more accurate. A node whose supervisor measured none keeps its own.
+    They are more accurate than those measured over SSH. A node whose supervisor measured none keeps the
+    latter.
     """
     base = next((node.clock_skew for node in evidence.nodes if node.node_rank == 0), 0.0)
     nodes = []

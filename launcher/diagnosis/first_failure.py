@@ -96,7 +96,7 @@ def _rank_exit(node: NodeEvidence, time: float, exit: RankExit) -> Candidate | N
 
 
 def _blame_gpu(candidate: Candidate) -> Candidate:
-    """Blame the rank's GPU if the driver logged a fault in it that may explain the failure."""
+    """Return the candidate, blaming the rank's GPU if a fault that the driver logged may be the cause."""
     node, failure = candidate.node, candidate.failure
     gpus: dict[int | None, str] = dict(enumerate(node.gpus))
     pci = gpus.get(failure.local_rank)
@@ -182,7 +182,7 @@ def _network_cut(candidate: Candidate, evidence: Evidence) -> Candidate:
 
 
 def _hung(candidate: Candidate, evidence: Evidence) -> Candidate:
-    """Name the stragglers, using the stacks that supervisors took before they stopped the run."""
+    """Return the candidate with the stragglers named, from stacks taken before the run was stopped."""
     groups = newest_groups(evidence.nodes)
     if not groups:
         return candidate

@@ -41,7 +41,7 @@ def label(frame: Frame) -> str:
 
 
 def shown_file(frame: Frame) -> str:
-    """Return the frame's file below the run's folder or that of packages, as home folders may differ."""
+    """Return the file's path below the run's folder or the packages' folder. Home folders may differ."""
     return SHORTER.sub("", frame.file)
 
 

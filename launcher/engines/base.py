@@ -1,4 +1,4 @@
-"""What every engine does: it runs the nodes of runs on one host.
+"""The interface of every engine, which runs the nodes of runs on one host.
 
 Code outside this package uses engines only through this class. An engine without containers
 inherits the methods for containers and images.
@@ -76,7 +76,7 @@ class Engine(ABC):
     def details(self, statuses: Sequence[NodeStatus]) -> Sequence[NodeStatus]:
         """Return statuses of `nodes` with all fields, except those of nodes that are gone.
 
-        May ask the engine about one node after another, and finished nodes are many.
+        May be slow if there are many nodes, because an engine may have to ask about each one.
         """
         return statuses
 
@@ -104,7 +104,10 @@ class Engine(ABC):
 
     @abstractmethod
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
-        """Start a command with the node's environment, with empty input unless `stdin` is set."""
+        """Start a command with the node's environment and return it.
+
+        Its input is empty unless `stdin` is set.
+        """
 
     @abstractmethod
     def stop(self, status: NodeStatus, timeout: float) -> None:

@@ -121,7 +121,7 @@ class Api(docker.APIClient):
         return self._adapter
 
     def send(self, request: requests.PreparedRequest, **kwargs: Any) -> requests.Response:
-        """Send a request. Unless the answer is a stream, read the answer within a budget.
+        """Send a request and return the answer. Unless it is a stream, read it within a budget.
 
         Raises one-line errors for connection errors and for answers that no engine would give.
         """

@@ -78,9 +78,9 @@ class ImageStore:
     def verify(self, refs: Sequence[str], scratch: Collection[str]) -> ImageInfo:
         """Check that an image is complete, and return facts about it.
 
-        Creates a container and removes it, because an engine may load an image that lacks layers
-        and only fail to create a container. refs: names or ids of the image; the first one that
-        works is used. scratch: the ids of images to delete afterwards.
+        Creates a container and removes it, because an engine may load an image that lacks layers,
+        and then fail only when it creates a container. refs: names or ids of the image; the first
+        one that works is used. scratch: the ids of images to delete afterwards.
         """
         api = self._api
         with api.explained():

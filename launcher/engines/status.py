@@ -79,17 +79,17 @@ class NodeStatus:
 
     @property
     def alive(self) -> bool:
-        """Whether any of its processes may still be running."""
+        """Whether any process of the node may still be running."""
         return self.state not in (*UNSTARTED, *ENDED, ContainerState.CANCELLED)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has run and ended, and its engine still has it."""
+        """Whether the node has run and ended, and its engine still has it."""
         return self.state in ENDED
 
     @property
     def is_process(self) -> bool:
-        """Whether it is a node of the process or Apptainer engine; its handle is its control folder."""
+        """Whether the process or Apptainer engine runs the node; its handle is its control folder."""
         return self.handle.startswith("/")
 
     @property
@@ -112,12 +112,12 @@ class NodeStatus:
 
     @property
     def waits(self) -> bool:
-        """Whether it is the ticket of a launch that is still waiting."""
+        """Whether this is the ticket of a launch that is still waiting."""
         return self.is_ticket and not self.expired
 
     @property
     def may_start(self) -> bool:
-        """Whether it is a node or ticket of a launch that may still start."""
+        """Whether this is a node or ticket of a launch that may still start."""
         return self.state in UNSTARTED and not self.expired
 
     @property
@@ -128,7 +128,7 @@ class NodeStatus:
 
     @property
     def expired(self) -> bool:
-        """Whether it has waited so long to start that its launch must have died."""
+        """Whether the node has waited so long to start that its launch must have died."""
         return self.state in UNSTARTED and self.age > LEASE
 
 

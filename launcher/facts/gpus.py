@@ -38,7 +38,7 @@ def nvidia_gpus(lines: Sequence[str]) -> tuple[tuple[Gpu, ...], str | None]:
     """Parse rows of index, UUID, name, MiB and, optionally, PCI address. Return the GPUs and None.
 
     If a row has another form, such as an error message, return () and that row. Ignores warnings,
-    such as that the infoROM of a GPU is corrupted, because the GPU works.
+    such as one about a corrupted infoROM, because the GPU still works.
     """
     gpus = []
     for line in (line for line in lines if not line.startswith("WARNING:")):

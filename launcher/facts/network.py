@@ -43,7 +43,7 @@ class Interface:
 
 
 def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
-    """Parse the rows of /proc/net/route. Skips all others.
+    """Parse the rows of /proc/net/route. Skips other lines.
 
     Return the routes, the most specific network first.
     """

@@ -16,7 +16,7 @@ On this machine:
     LogStore         this machine's copy, which `ddpctl logs` prints first (logs/query.py), and to
     RunLines         which hides torchrun's own reports and folds identical lines, for
     Console.show     which renders lines with their labels; on a terminal, it first removes text that
-                     a carriage return would overwrite, so that the label stays. At last, the
+                     a carriage return would overwrite, so that the label stays. Finally, the
     ResultStream     removes control characters and all escapes except colors, on a terminal.
 
 `logs` first runs runs/sync_logs.py: the same JournalReader and LogStore, without a NodeWatcher.

@@ -1,9 +1,10 @@
-"""Let one process on this machine take care of a run; its lock tells other commands that it does.
+"""One process on this machine takes care of a run, and holds a lock that tells other commands so.
 
-It waits in line for an attempt, starts it, records it and, if that is allowed, restarts the run. First,
-it is the command that starts the attempt. If that command leaves the run, it hands the attempt's lock
-over to a recorder, a process that takes care of the run while no command follows it. Each attempt has
-a lock of its own, because the recorder of an earlier one may never end if its hosts are gone.
+It waits in line for an attempt, starts it, records it and, if the job allows that, restarts the
+run. At first, this process is the command that starts the attempt. If that command leaves the run,
+it hands the attempt's lock over to a recorder, a process that takes care of the run while no
+command follows it. Each attempt has a lock of its own, because the recorder of an earlier one may
+never end if its hosts are gone.
 """
 
 import contextlib
@@ -46,7 +47,7 @@ def take_care(folder: RunFolder, attempt: int) -> None:
 
 @contextlib.contextmanager
 def taking_care(folder: RunFolder) -> Iterator[None]:
-    """Context manager: release at the end what `take_care` has locked in the block.
+    """Context manager: at the end, release the locks that `take_care` took in the block.
 
     If the block has not recorded the run, remove its folder.
     """
@@ -69,7 +70,7 @@ def is_taken_care_of(folder: RunFolder) -> bool:
 
 
 def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
-    """Leave the run to a recorder on this machine. Print the run id."""
+    """Leave the run to a recorder on this machine. Print the run id. Return the outcome."""
     console.print(folder.run_id)
     ensure_recorder(folder, state)
     console.say(f"detached; to follow the run again, run `ddpctl attach {folder.run_id}`")

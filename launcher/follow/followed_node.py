@@ -65,16 +65,16 @@ class FollowedNode(NodeEvidence):
 
     @property
     def seems_alive(self) -> bool:
-        """Whether it has not reported its end and more may come from it."""
+        """Whether the node has not reported its end, and may still report more."""
         return not self.done and self.end is None
 
     @property
     def was_read(self) -> bool:
-        """Whether its journal was read to the end."""
+        """Whether the node's journal was read to the end."""
         return self.end is not None or (self.engine_saw_end and self.offset >= self.size)
 
     def keep_lines(self, output: OutputLines) -> None:
-        """Keep the last of the lines, each in an OutputLines of its own."""
+        """Keep the last few lines, each in an OutputLines of its own."""
         newest = (line[:LONGEST_TEXT] for line in output.lines[-TAIL_LINES:])
         # not `_replace`, which takes more than twice as long
         self.tail.extend(OutputLines(*output[:4], [line]) for line in newest)
@@ -100,7 +100,7 @@ class FollowedNode(NodeEvidence):
             self.event_bytes = sum(len(repr(kept)) for _, kept in self.events)
 
     def nothing_more_comes(self, now: float, *, drained: bool) -> bool:
-        """Return whether all that it will report is known, for one of these reasons:
+        """Return whether the node will report nothing more, for one of these reasons:
 
         - Its host did not answer a probe after another node's failure.
         - The node and its engine have reported its end.

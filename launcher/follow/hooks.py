@@ -92,7 +92,7 @@ def run_on_exit(
 
 
 class EventHook(contextlib.AbstractContextManager["EventHook"]):
-    """Runs `command` in the background, for one event at a time. Does nothing if it is None.
+    """Runs `command` in the background, for one event at a time. Does nothing if `command` is None.
 
     The end of a `with` block waits until all queued events have been handled.
     """

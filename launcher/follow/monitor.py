@@ -146,7 +146,10 @@ class Monitor:
     def _note_events(
         self, node: FollowedNode, events: Sequence[tuple[float, Event]], offset: int
     ) -> list[Restarted]:
-        """Keep the events among the first `offset` bytes of the journal. Return its restarts."""
+        """Keep the events, which end at byte `offset` of the journal.
+
+        Return the restarts among them.
+        """
         node.offset = offset
         for at, event in events:
             node.keep_event(at, event)

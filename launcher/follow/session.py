@@ -53,7 +53,7 @@ class StartedRun:
 
 
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
-    """Follow the attempt until it has ended or the user stops following it."""
+    """Follow the attempt until it has ended or the user leaves it, and return the outcome."""
     patience, ctrl_c = run.log_patience, interrupts.to_end
     log = nullcontext() if patience is None else log_store(run.folder, console, patience, ctrl_c)
     with interrupts.held(), log as store:
@@ -96,7 +96,7 @@ class Session:
         return self.run.record
 
     def to_the_end(self) -> Outcome:
-        """Follow the attempt, then conclude it or leave it to a recorder."""
+        """Follow the attempt, then conclude it or leave it to a recorder. Return the outcome."""
         with closing(self.monitor.observations()) as observations:
             leaving = self._watch(observations)
         self.lines.settle()
@@ -232,7 +232,7 @@ class Session:
         return Outcome(RunState.RUNNING, interrupted=number != signal.SIGQUIT)
 
     def _conclude(self) -> Outcome:
-        """Record, explain and report the end of the attempt."""
+        """Record, explain and report the end of the attempt. Return the outcome."""
         unconfirmed = self._stopping.result() if self._stopping else {}
         nodes, attempt = self.monitor.nodes, self.record.attempt
         note_killed(self.run.handle, self.record.run_id, nodes)

@@ -31,7 +31,7 @@ def text_of(path: Path) -> str:
 
 
 def check_path(path: str, kind: str, line: int = 0) -> None:
-    """Raise Wrong if the file or folder is unusable, or if lines of an env_file are wrong.
+    """Raise Wrong if the file or folder is unusable, or if an env_file has wrong lines.
 
     kind: one of PATHS in values.py.
     """
@@ -84,7 +84,7 @@ def user_env(job: Job) -> dict[str, str]:
 
 
 def _variables(path: str, line: int) -> dict[str, str]:
-    """Parse an env_file. Raises Wrong with line numbers and variable names, but never a value."""
+    """Return the variables in an env_file. Raises Wrong with line numbers and names, never a value."""
     values: dict[str, str] = {}
     mistakes: list[Mistake] = []
     for number, raw in enumerate(Path(path).read_bytes().split(b"\n"), 1):

@@ -60,7 +60,7 @@ def load(
     overridden: Collection[str] = (),
     convert: bool = False,
 ) -> Cluster:
-    """Load a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
+    """Load a cluster from a hosts file, a DeepSpeed or MPI hostfile, or a list such as gpu1:8,gpu2:8.
 
     hosts: None for ./hosts.yaml; "slurm" or "pbs" for the hosts of the current allocation, with the
     process engine. job_files=False: the job's files may be missing, for commands that do not need

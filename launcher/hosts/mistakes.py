@@ -42,7 +42,7 @@ class Wrong(Exception):
         self.mistakes = mistakes
 
     def within(self, key: str, remedy: str = "") -> Wrong:
-        """Return the error with `key` put before each key. Mistakes without a remedy get `remedy`."""
+        """Return the error with `key` prefixed to each key. Mistakes without a remedy get `remedy`."""
         return Wrong(
             *(replace(m, key=key + m.key, remedy=m.remedy or remedy) for m in self.mistakes)
         )

@@ -1,9 +1,10 @@
 """All keys of the hosts file, from hosts.schema.json.
 
 Editors use that file for validation and completion, docs/hosts-file.md shows it, and the loader
-reads it. Keywords of our own: `x-allowed` and `x-default` describe the value and the default in
-words; `x-reader` names a reader in values.py for what a schema cannot express; `x-synonyms` are keys
-that users of other tools might write; `x-engines` are the engines that have the key (default: all).
+reads it. ddpctl's own keywords: `x-allowed` and `x-default` describe the value and the default in
+words; `x-reader` names a reader in values.py for what a schema cannot express; `x-synonyms` are
+keys that users of other tools might write; `x-engines` are the engines that have the key (default:
+all).
 """
 
 import json

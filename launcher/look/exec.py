@@ -135,7 +135,7 @@ def _chosen(attempt: AttemptHandle, run_id: str, wanted: ExecOptions) -> NodeHan
 
 
 def _start(member: NodeHandle, run_id: str, wanted: ExecOptions) -> Stream:
-    """Start the command. Raises UsageError if the node is not running."""
+    """Start the command and return it. Raises UsageError if the node is not running."""
     rank, state = member.place.node_rank, "gone"
     for status in member.engine.nodes(run_id):
         if status.node_rank == rank:

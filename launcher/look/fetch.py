@@ -211,7 +211,7 @@ def targets(files: Iterable[RemoteFile], to: Path) -> dict[Path, RemoteFile]:
 
 
 def _fetch_one(file: RemoteFile, target: Path, done: FetchResult, console: Console) -> None:
-    """Fetch a file or link. Of a file, fetch only the rest if an earlier fetch was interrupted.
+    """Fetch a file or link. If an earlier fetch of a file was interrupted, fetch only the rest.
 
     Raises NotLinked or DdpctlError, or OSError if no other file can be written either.
     """

@@ -107,7 +107,7 @@ def follow_to_end(
 ) -> bool:
     """Print and store the new lines of attempt `number` until it ends. Return False after a signal.
 
-    Also says when contact with a host is lost or restored.
+    Also reports when contact with a host is lost or restored.
     """
     stopped_by = None
     with (

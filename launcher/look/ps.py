@@ -105,7 +105,7 @@ def connected_to(clusters: Sequence[Cluster]) -> Iterator[Connected]:
 
 
 def ask(clusters: Connected, selection: Selection, console: Console, *, slow: bool) -> Listing:
-    """Finish stops that were not confirmed, then list the runs. slow: see `list_runs`."""
+    """Finish stops that were not confirmed, then return the runs. slow: see `list_runs`."""
     for _, connections in clusters:
         finish_pending_stops(connections, console)
     return list_runs(clusters, finished=selection.finished, slow=slow)
@@ -142,7 +142,7 @@ def nothing(listing: Listing, selection: Selection) -> str:
 
 
 def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) -> str:
-    """Format a table. Drop the least important columns until it is narrower than `columns`."""
+    """Return a table without its least important columns, so that it is narrower than `columns`."""
     text = table(rows, head)
     for name in DROPPED:
         if name in head and max(map(len, text.splitlines())) >= columns:

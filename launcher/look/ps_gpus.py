@@ -53,7 +53,7 @@ def joined(gpus: Mapping[str, Sequence[GpuUse]], statuses: Iterable[NodeStatus])
 
 
 def summary(rows: Sequence[GpuRow]) -> str:
-    """Summarize: `8 GPUs on 2 hosts: 4 used by 1 run, 1 by other processes, 3 free`."""
+    """Return a summary: `8 GPUs on 2 hosts: 4 used by 1 run, 1 by other processes, 3 free`."""
     runs = {row.node.run_id for row in rows if row.node}
     used = sum(row.node is not None for row in rows)
     free = sum(row.is_free for row in rows)

@@ -120,7 +120,7 @@ class Listing:
 
 
 def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Listing:
-    """Ask the hosts for their runs, then for their GPUs and the progress of live runs.
+    """Return the hosts' runs and GPUs, and the progress of live runs.
 
     finished: include finished runs. slow: also find the nodes that hold up their run.
     """

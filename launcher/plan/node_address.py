@@ -91,7 +91,7 @@ class _Way:
 
 
 def _ways(own: Facts) -> tuple[_Way, ...]:
-    """Return a host's routes, most specific first. For IPv6, only the attached networks."""
+    """Return a host's routes, most specific first. For IPv6, returns only attached networks."""
     speed = {nic.name: nic.speed for nic in own.interfaces}
     ipv6 = [a for a in own.addresses if ":" in a.network]
     return (
@@ -106,9 +106,9 @@ def _path_cost(
     """Return the cost of the paths from all hosts to this address, as a sort key: smallest is best.
 
     The criteria, in this order: whether some host has no route to it; whether it is on a bridge;
-    the speed of its slowest link; whether some host needs a router to reach it; whether it has no
-    network, as a tunnel such as Tailscale's. A link of unknown speed counts as the slowest if it is
-    the address's own or leads to a router; otherwise, it is ignored.
+    the speed of its slowest link; whether some host needs a router to reach it; whether it belongs
+    to no network, like the address of a tunnel such as Tailscale. A link of unknown speed counts as
+    the slowest if it is the address's own or leads to a router; otherwise, it is ignored.
     """
     ip = ip_address(address.ip)
     nic = own.interface(address.interface)

@@ -124,10 +124,10 @@ def survey_all(
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
-    """Check the hosts and, separately, the spares. Warn about any that were blamed for a failure.
+    """Check the hosts and, separately, the spares. Return all results.
 
-    Problems of spares are only warnings. with_containers, waits: see `survey_hosts`; they do not
-    apply to spares.
+    Adds a warning for each one that was blamed for a failure. Problems of spares are only warnings.
+    with_containers, waits: see `survey_hosts`; they do not apply to spares.
     """
     alone = replace(cluster, hosts=tuple(spare.host for spare in spares), spares=())
     of_spares = in_background(lambda: survey_hosts(spares, alone).findings if spares else ())
@@ -146,7 +146,7 @@ def survey_hosts(
     with_containers: bool = False,
     waits: bool = False,
 ) -> Survey:
-    """Check all hosts. connections: one per node, in rank order.
+    """Check all hosts and return the results. connections: one per node, in rank order.
 
     with_containers: also run test containers (takes seconds). waits: accept GPUs that other runs
     are using, because the launch will wait for them.
@@ -209,7 +209,7 @@ def examine_all(
 def examine(
     name: str, connections: Mapping[int, HostConnection], job: Job, probe: Probe | None = None
 ) -> Machine:
-    """Gather the facts of the machine that all `connections` lead to, and start its probe agent.
+    """Return what is known of the machine that all `connections` lead to. Start its probe agent.
 
     connections: by node rank. Raises HostUnreachable if the machine cannot be reached.
     """

@@ -49,7 +49,7 @@ class Probe:
                 agent.close()
 
     def run(self, machines: Sequence[Machine]) -> Reach:
-        """Find out at which addresses the machines reach each other.
+        """Find out and return at which addresses the machines reach each other.
 
         Every machine dials the best address of every other machine. If one of these dials fails,
         all machines also dial its target's other addresses. Then they dial node 0's master port.
@@ -104,9 +104,9 @@ class Probe:
 
 
 def _listen(agent: Stream, port: int) -> int:
-    """Let the agent listen on this port (0: any). Return the actual port, or 0 if it could not.
+    """Have the agent listen on this port (0: any). Return the actual port, or 0 if it could not.
 
-    A port that does not exist counts as 0, because the agents of the other hosts could not dial it.
+    An impossible port number counts as 0, because the other agents could not dial it.
     """
     answer = re.compile(rf"listening {port} (\d{{1,5}})", re.ASCII)
     with contextlib.suppress(DdpctlError, OSError):

@@ -77,7 +77,7 @@ def listen(requested: int, greeting: bytes) -> None:
 
 
 def first_line(s: socket.socket) -> str:
-    """Return what the peer has sent once that has a newline or 100 bytes, or the peer is done.
+    """Return the peer's first line, or at most about 100 bytes of it.
 
     Reads in a loop, because a peer may send one byte at a time.
     """

@@ -53,7 +53,7 @@ def push(
     known: KnownImages = NO_IMAGES,
     spares: Sequence[HostConnection] = (),
 ) -> PushResult:
-    """Send `parts` of the job to the hosts that lack them.
+    """Send `parts` of the job to the hosts that lack them. Return what was done.
 
     only_verify: send nothing; a host that lacks a part counts as failed.
     known: images that are not looked up again, except on a host whose push is retried.

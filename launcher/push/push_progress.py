@@ -119,7 +119,7 @@ class PushProgress:
             self.hosts[connection].seconds = self._seconds()
 
     def end(self, part: str, connections: Sequence[HostConnection]) -> None:
-        """Mark the rows of the hosts that have received all of a part as complete."""
+        """Mark a part's rows as complete for hosts that have received all of it."""
         for connection in connections:
             with self._lock:
                 row = self._rows[connection, part]

@@ -1,4 +1,4 @@
-"""Ask hosts what they have, and send them what is missing."""
+"""Ask hosts what they already have, and send them what they lack."""
 
 import contextlib
 import ipaddress

@@ -135,7 +135,7 @@ def log_axis(low: float, high: float) -> Axis:
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:
-    """Return the points or, of many, only the first, the last, and the extremes of each section."""
+    """Return the points; of many, only the first, the last, and the extremes of each section."""
     size = -(-len(points) * 2 // POINTS_PER_CURVE)
     if size <= 2:
         return list(points)

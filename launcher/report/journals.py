@@ -99,7 +99,8 @@ def _extremes(lines: Iterable[Curve]) -> list[Curve]:
 def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> Journals:
     """Parse the output of EVENTS from each host. Skip nodes that did not run on the host.
 
-    reports: with the host's name, which two accounts on the host share.
+    reports: the name of each host with its output. A name occurs twice if two accounts share a
+    host.
     """
     nodes = ((each.number, node) for each in record.attempts for node in each.nodes)
     hosts = {(attempt, node.node_rank): node.host for attempt, node in nodes}
@@ -117,7 +118,7 @@ def parse_journals(record: RunRecord, reports: Iterable[tuple[str, bytes]]) -> J
 def with_reported_states(record: RunRecord, journals: Journals) -> RunRecord:
     """Return the record, with states from the journals if it does not say how the run ended.
 
-    It does not if another machine followed the run, or if the run's recorder has died.
+    The record lacks the end if another machine followed the run, or if the run's recorder died.
     """
     attempt = record.attempt
     seen = {node.node_rank: node for node in journals.of(attempt.number) if node.events}

@@ -161,7 +161,7 @@ def state(word: str) -> str:
 
 
 def summary(record: RunRecord) -> str:
-    """Summarize a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
+    """Return a summary of a run: `attempt 2, 8 ranks on 2 nodes, 93.1 s`."""
     last = record.attempt
     words = [
         f"attempt {last.number}",

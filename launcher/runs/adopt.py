@@ -1,4 +1,4 @@
-"""Record runs, and attempts of runs, that other machines started, from what their hosts report.
+"""Record runs and attempts that other machines started, from what the hosts report.
 
 The hosts, users, identities, engine and command of such a record come from the user's own hosts file.
 """

@@ -44,7 +44,7 @@ def run_and_hosts(target: str | None, hosts: str | None) -> tuple[str | None, st
 
 
 def hosts_to_ask(source: Source, console: Console) -> Cluster:
-    """Load the hosts that may have nodes of runs. Includes spares, because a run may use one.
+    """Return the hosts that may have nodes of runs. Includes spares, because a run may use one.
 
     A spare that does not answer is left out, and named in a message.
     """
@@ -122,10 +122,11 @@ def unique_match(text: str, run_ids: Collection[str]) -> str | None:
 def find_id(connections: Sequence[HostConnection], cluster: Cluster, prefix: str | None) -> str:
     """Return the id of the hosts' run whose id starts with `prefix`.
 
-    Without a prefix, return the id of the newest live run or, if none is alive, of the newest run,
-    but of another account's only if this account has none. Killed runs are found by their folders.
-    Raises UsageError if there is no such run, or if only one host lists the newest run and the
-    others list an older one. Raises NodesFailed if no run was found but some hosts did not answer.
+    Without a prefix, return the id of the newest live run or, if none is live, of the newest run.
+    Runs of other accounts count only if this account has none. Killed runs are found by their
+    folders. Raises UsageError if there is no such run, or if only one host lists the newest run and
+    the others list an older one. Raises NodesFailed if no run was found but some hosts did not
+    answer.
     """
     statuses, failures = list_nodes(connections, cluster)
     runs = runs_by_host(connections, statuses, prefix)

@@ -1,4 +1,4 @@
-"""The record of a run: what run.json says of it and of its attempts."""
+"""The record of a run: what run.json says about the run and its attempts."""
 
 from __future__ import annotations
 
@@ -94,12 +94,15 @@ class AttemptRecord:
 
     @property
     def number(self) -> int:
-        """Its number within the run, starting at 1. Named `attempt` in run.json."""
+        """The attempt's number within the run, starting at 1. Named `attempt` in run.json."""
         return self.attempt
 
     @property
     def is_reported(self) -> bool:
-        """Whether another machine started it. Then its master is unknown, and its start may be too."""
+        """Whether another machine started it.
+
+        If so, the master is unknown, and perhaps the start time.
+        """
         return not self.master_addr
 
     def add_restart(self, event: RestartInPlace, time: str) -> bool:

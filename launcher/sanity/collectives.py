@@ -93,7 +93,7 @@ class ThisRank:
         return range(*map(int, store.get(f"ranks/{node}").split()))
 
     def _connect(self) -> Any:
-        """Open a new connection to torchrun's store on node 0."""
+        """Return a new connection to torchrun's store on node 0."""
         limit = datetime.timedelta(seconds=self.timeout)
         where = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
         return dist.TCPStore(*where, self.world, False, limit)  # type: ignore[attr-defined]

@@ -64,7 +64,7 @@ class SshMachine:
             connection.close()
 
     def _session(self) -> paramiko.Channel:
-        """Open a session on the first connection that has room, or on a new connection."""
+        """Return a new session, on the first connection that has room or on a new connection."""
         tried = self._live()
         for connection in tried:
             if channel := self._session_on(connection):

@@ -113,7 +113,10 @@ def _try_to_connect(route: Route) -> Connection:
 
 
 def _log_in(link: Link, route: Route) -> Connection:
-    """Exchange keys, check the host key and authenticate. Raises Dropped if the server hangs up."""
+    """Exchange keys, check the host key and authenticate. Return the connection.
+
+    Raises Dropped if the server hangs up.
+    """
     connection = Connection(link, route.host.name)
     options = connection.get_security_options()
     options.ciphers = tuple(dict.fromkeys((*CIPHERS, *options.ciphers)))

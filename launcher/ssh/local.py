@@ -179,7 +179,7 @@ class LocalStream(Stream):
 
 
 def _is_ready(file: IO[bytes], event: int, timeout: float | None) -> bool:
-    """Wait for an event. select.select() would fail if many hosts use up the first 1024 descriptors."""
+    """Wait for an event; return whether it came. select.select() fails for descriptors above 1023."""
     poll = select.poll()
     poll.register(file, event)
     return bool(poll.poll(None if timeout is None else 1000 * timeout))

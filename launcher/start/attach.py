@@ -25,9 +25,10 @@ POLL = 1.0  # seconds between checks of the record of a waiting run
 
 
 def attach(folder: RunFolder, console: Console, on_event: str | None = None) -> Outcome:
-    """Follow the run's newest attempt to its end. Signals do not stop the run.
+    """Follow the run's newest attempt to its end, and return the outcome.
 
-    If the run's recorder then restarts the run, also follow the next attempts.
+    Signals do not stop the run. If the run's recorder then restarts the run, also follow the next
+    attempts.
     """
     log_filter = LogFilter()
     while True:
@@ -53,9 +54,9 @@ def follow_newest(
     *,
     recorder: bool = False,
 ) -> tuple[Outcome, RunRecord]:
-    """Print what the filter selects of the log so far, then follow the newest attempt to its end.
+    """Print the selected lines of the log so far, then follow the newest attempt to its end.
 
-    recorder: whether this process is the run's recorder.
+    Return the outcome and the newest record. recorder: whether this process is the run's recorder.
     """
     is_own = recorder  # whether this process takes care of the newest attempt
     while True:

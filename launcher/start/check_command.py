@@ -15,10 +15,9 @@ from ..text import nearest
 def check_command(job: Job) -> str | None:
     """Check that the script in `job.command` is in `job.workdir` and compiles.
 
-    Return a hint if a node would find the script, or an argument that names data, under another path
-    than this machine or not at all, else None. Does not look for absolute paths and modules (`-m`),
-    because they may come with the image. Raises UsageError if the script is missing or has a syntax
-    error.
+    Return a hint if a node would not find the script, or data that an argument names, at the same
+    path; else None. Does not look for absolute paths and modules (`-m`), because they may come with
+    the image. Raises UsageError if the script is missing or has a syntax error.
     """
     script = PurePosixPath(job.command[0])
     if script.is_absolute():
@@ -64,7 +63,7 @@ def require_script(job: Job, left_out: Iterable[LeftOut]) -> None:
 
 
 def _path_of_this_machine(script: PurePosixPath, job: Job) -> str | None:
-    """Return a hint if the container has the script under another path than this machine."""
+    """Return a hint if the script has another path in the container than on this machine."""
     same = ["/workspace", *(mount.split(":")[1] for mount in job.mounts)]
     if job.engine == "process" or any(script.is_relative_to(folder) for folder in same):
         return None
@@ -79,7 +78,7 @@ def _path_of_this_machine(script: PurePosixPath, job: Job) -> str | None:
 
 
 def _data_of_this_machine(job: Job, workdir: str) -> str | None:
-    """Return a hint if nodes have an argument's file of the dataset under another path."""
+    """Return a hint if an argument is a file in the dataset, which has another path on the nodes."""
     if job.dataset is None or Path(workdir).is_relative_to(job.dataset):
         return None
     for word in job.command[1:]:

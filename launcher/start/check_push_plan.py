@@ -77,7 +77,10 @@ def require_known_gpus(connections: Sequence[HostConnection], facts: Sequence[Fa
 def push(
     request: Request, hosts: CheckedHosts, spares: Sequence[HostConnection], console: Console
 ) -> PushResult:
-    """Push what the hosts and spares lack. With --no-push, verify that the hosts lack nothing."""
+    """Push what the hosts and spares lack, and return the result.
+
+    With --no-push, verify that the hosts lack nothing.
+    """
     wants_push = request.options.push
     step = "pushing what is missing" if wants_push else "checking what the hosts already have"
     with console.step(step):

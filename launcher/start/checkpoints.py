@@ -59,7 +59,10 @@ class Checkpoints(HostFolder):
         return int(self.newest.rpartition("-")[2] or -1)
 
     def lacks(self, path: str, file: File) -> bool:
-        """Return whether to send `file`. A host whose rank is unchanged keeps what its ranks wrote."""
+        """Return whether to send `file`.
+
+        A host whose node rank is unchanged keeps what its ranks wrote.
+        """
         version = self.files.get(path)
         keeps = version and self.same_rank and path not in self.copied
         return version != file and not keeps

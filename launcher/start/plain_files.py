@@ -47,10 +47,10 @@ class HostFolder:
         hashed: int = 0,
         prints: bool = True,
     ) -> Completed:
-        """Run a script on the host with the run's folder as $1. Raises CommandFailed if it fails.
+        """Run a script on the host with the run's folder as $1, and return its result.
 
-        hashed: the bytes of the files that the script hashes. prints: whether it must print something
-        every END_TIMEOUT seconds.
+        Raises CommandFailed if it fails. hashed: the bytes of the files that the script hashes.
+        prints: whether it must print something every END_TIMEOUT seconds.
         """
         done = self.connection.script(
             text,

@@ -41,7 +41,7 @@ def main() -> int:
 
 
 def record_run(folder: RunFolder, console: Console) -> Outcome:
-    """Take care of the run until it has ended and will not be restarted. Return its outcome."""
+    """Take care of the run until it has ended for good. Return its outcome."""
     kept = dataclasses.asdict(folder.load().options)
     options = LaunchOptions(**kept, on_event=hooks.event_command(folder))
     with hooks.ExitHook(folder, console) as hook, taking_care(folder):
@@ -61,7 +61,10 @@ def run_if_waiting(folder: RunFolder, options: LaunchOptions, console: Console) 
 
 
 def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome:
-    """Follow the run's newest attempt to its end, with its GPUs kept for a restart."""
+    """Follow the run's newest attempt to its end, and keep its GPUs for a restart.
+
+    Return the outcome.
+    """
     with turn_kept_for_restart(folder, folder.load(), options, console):
         return follow_newest(folder, LogFilter(), console, options.on_event, recorder=True)[0]
 
@@ -84,7 +87,10 @@ def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) 
 
 
 def report_ready() -> None:
-    """Notify the command that started this process, unless it has died, and release stdout."""
+    """Tell the command that started this process that it is ready, and release stdout.
+
+    That command may have died in the meantime.
+    """
     with contextlib.suppress(BrokenPipeError):
         os.write(sys.stdout.fileno(), READY)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

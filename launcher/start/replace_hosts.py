@@ -114,7 +114,7 @@ def broke_its_host(cause: str) -> bool:
 
 
 def rejected_hosts(error: DdpctlError, hosts: Sequence[Host]) -> Problems:
-    """Return the hosts that the error of an attempt names, each with its own error."""
+    """Return the hosts named in an attempt's error, each with its own error."""
     errors = error.errors if isinstance(error, Several) else (error,)
     problems: dict[Host, DdpctlError] = {}
     for each in errors:

@@ -77,7 +77,7 @@ class Request:
         return record
 
     def on(self, connections: Sequence[HostConnection]) -> Request:
-        """Return this request with only the hosts of `connections`. Its other hosts become spares."""
+        """Return this request for only the hosts of `connections`. Its other hosts become spares."""
         hosts = tuple(connection.host for connection in connections)
         spares = (*self.cluster.spares, *(h for h in self.cluster.hosts if h not in hosts))
         cluster = dataclasses.replace(self.cluster, hosts=hosts, spares=spares)

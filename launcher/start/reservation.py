@@ -103,7 +103,7 @@ class Reservation:
 def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: int) -> int:
     """Return the newest attempt, up to `limit`, whose reservation is cancelled; 0 if there is none.
 
-    Hosts report nothing else about an attempt that ended before it had folders there.
+    This is the only trace on a host of an attempt that ended before it had folders there.
     """
     answers, _ = try_each(connections, lambda each: each.script(LIST_CANCELLED, run_id).stdout)
     numbers = [int(text) for listed in answers.values() for text in NUMBER.findall(listed)]

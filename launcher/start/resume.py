@@ -70,10 +70,11 @@ def resume(
 
 
 def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolder:
-    """Return the run's folder. If this machine has no record of it, make one from the hosts' reports.
+    """Return the run's folder.
 
-    hosts: those to resume on. They are asked about a run that is not recorded here, unless `target`
-    names other hosts to ask.
+    If this machine has no record of it, make one from the hosts' reports. hosts: the hosts to
+    resume on. If the run is not recorded here, they are asked about it, unless `target` names other
+    hosts to ask.
     """
     if names_hosts(target):
         return find(target, None, console)
@@ -155,7 +156,7 @@ def next_attempt(
 
 
 def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:
-    """Set the states of an attempt that has ended while nobody followed it, and of its nodes.
+    """Set the final states of an attempt and its nodes, if no command followed the attempt to its end.
 
     A host is believed only about its own nodes. States that no host reports are UNKNOWN.
     """
@@ -173,7 +174,7 @@ def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:
 
 
 def complete_log(folder: RunFolder, record: RunRecord, console: Console) -> None:
-    """Copy the rest of the newest attempt's log, because no command does once there is a newer attempt.
+    """Copy the rest of the newest attempt's log. Once there is a newer attempt, no command does so.
 
     Lines are missing here if this machine was off, or its recorder had died, when the attempt ended.
     """
@@ -197,7 +198,8 @@ def on_other_hosts(before: Cluster, now: Cluster, console: Console) -> Cluster:
     command = before.job.command
     if given.get("command", command) != command:
         remedy = "set job.resume_args to add arguments to it, or launch a new run"
-        console.say(f"the job.command of --hosts is not used: a run keeps its command; {remedy}")
+        what = "a run keeps its command, so job.command in the --hosts file is ignored"
+        console.say(f"{what}; {remedy}")
     job = dataclasses.replace(before.job, **{**given, "command": command})
     return dataclasses.replace(now, job=job)
 

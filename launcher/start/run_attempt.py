@@ -40,8 +40,8 @@ SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 def run_attempt(request: Request, console: Console, tickets: Tickets | None = None) -> Outcome:
     """Start the attempt on all nodes, and follow it until it ends or this command leaves it.
 
-    With --wait, first waits in line while other runs use the GPUs. tickets: those of the attempt
-    that this one restarts.
+    Return the outcome. With --wait, first waits in line while other runs use the GPUs. tickets:
+    those of the attempt that this one restarts.
     """
     previous = tickets.planned if tickets else None
     reservation = Reservation(request.run_id, request.attempt, request.handed_over, previous)
@@ -117,7 +117,7 @@ class Starter:
                 return follow(started, self.hook, self.interrupts, console)
 
     def reserve(self, request: Request, planned: PlannedAttempt) -> RunRecord:
-        """Reserve the attempt, so that no other command starts it. Record it as PENDING."""
+        """Reserve the attempt, so that no other command starts it. Return its PENDING record."""
         if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
             with self.console.step("asking whether the run is alive"):
                 each_node(planned.connections, lambda each: require_ended(planned.own_nodes(each)))
@@ -131,8 +131,8 @@ class Starter:
     ) -> list[DdpctlError]:
         """Start the attempt's nodes. If rivals come first, start none and return an error for each.
 
-        If this fails, it removes the nodes on all hosts. Raises RunKilled if `kill` has cancelled the
-        attempt.
+        If a node fails to start, remove the nodes on all hosts. Raises RunKilled if `kill` has
+        cancelled the attempt.
         """
         console, env = self.console, user_env(request.cluster.job)
         stop_earlier = request.by == "restart"

@@ -62,9 +62,10 @@ def list_claims(planned: PlannedAttempt) -> Claims:
 def in_the_way(
     planned: PlannedAttempt, claims: Claims
 ) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals ahead or undecided, by host, and an error for each, then those in `claims`.
+    """Return the rivals that are ahead or undecided by host, and an error for each.
 
-    A master port that the plan chose itself does not count, because the next plan chooses another.
+    The errors in `claims` follow. A master port that the plan chose itself does not count, because
+    the next plan chooses another.
     """
     plan, (listed, failures) = planned.plan, claims
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()

@@ -31,7 +31,7 @@ class Tickets:
     """One run's tickets on the hosts that it may use."""
 
     def __init__(self, planned: PlannedAttempt) -> None:
-        """planned: the attempt that has the tickets. It determines their hosts and labels."""
+        """planned: the attempt that the tickets are for; it determines their hosts and labels."""
         self.planned = planned
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -65,7 +65,7 @@ class Tickets:
                 self._remove()
 
     def abandon(self) -> None:
-        """Leave the tickets to another process or to the restart, which renews them in time."""
+        """Leave the tickets to another process or to the restart, which will renew them in time."""
         self._closed.set()
 
     @contextlib.contextmanager

@@ -33,8 +33,8 @@ CLOSE_TIMEOUT = 2.0  # seconds to remove the tickets after Ctrl-C; one that is l
 class PlaceInLine(AbstractContextManager["PlaceInLine"]):
     """A run's place in line: for its GPUs until it starts, and then for a restart.
 
-    Use it in a `with` statement. At the end of the block, the run leaves the line, unless another
-    process or the restart takes over its place.
+    Use it in a `with` statement. When the block ends, the run leaves the line, unless another
+    process or a restart takes over its place.
     """
 
     hosts: Sequence[HostConnection]  # all that may have tickets of the run
@@ -162,7 +162,7 @@ class PlaceInLine(AbstractContextManager["PlaceInLine"]):
         return [tickets for tickets in (self.inherited, self._own) if tickets]
 
     def _remove_earlier(self) -> None:
-        """Remove the tickets that another process or attempt has left behind."""
+        """Remove the tickets that another process or an earlier attempt left behind."""
         remove_tickets(self.hosts, self.request.cluster.job.engine, self.request.run_id)
 
 

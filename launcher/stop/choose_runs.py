@@ -156,7 +156,7 @@ class OwnRuns:
 
     @property
     def newest(self) -> list[str]:
-        """The id of the newest run, if there is one."""
+        """The id of the newest run; empty if there is none."""
         return sorted({s.run_id for s in self._nodes}, key=time_of)[-1:]
 
     @property

@@ -53,7 +53,10 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
 def report_unlisted(
     failures: Mapping[str, DdpctlError], console: Console
 ) -> dict[str, DdpctlError]:
-    """Report hosts that did not list their runs, even if they have confirmed other stops since."""
+    """Print and return the errors of hosts that did not list their runs.
+
+    Includes hosts that have since confirmed other stops.
+    """
     what, remedy = "other live runs may be left there", "repeat `ddpctl kill HOSTS --all`"
     errors: dict[str, DdpctlError] = {
         host: StopUnconfirmed(f"{what}: {error.what}", remedy) for host, error in failures.items()
@@ -63,7 +66,7 @@ def report_unlisted(
 
 
 def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:
-    """Stop runs, print what was stopped, and record it. job: see `make_stop`."""
+    """Stop runs; print, record and return what was stopped. job: see `make_stop`."""
     killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:
         each.report(console)

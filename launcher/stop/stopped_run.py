@@ -72,8 +72,8 @@ class StoppedRun:
         record = run_folder(self.run.run_id).record_file
         error = StopUnconfirmed(
             "it did not confirm an earlier stop, and was not asked this time",
-            "to ask it, pass your hosts file with --hosts; if it is gone for good, remove it from "
-            f"pending_stop in {record}",
+            "to ask it, pass your hosts file with --hosts; if that host is gone for good, remove it "
+            f"from pending_stop in {record}",
         )
         return by_name(self.run.connections, self.errors) | dict.fromkeys(self.pending, error)
 
@@ -117,9 +117,10 @@ class StoppedRun:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
-        asked, even if some did not answer, because nothing restarts it, and the next `ps` or `launch` that
-        reaches these hosts stops it there (see pending_stops.py). A run that is UNKNOWN because some hosts
-        had not confirmed its stop also gets its end state once the last of them confirms it.
+        asked, even if some did not answer: nothing restarts it, and the next `ps` or `launch` that
+        reaches these hosts stops it there (see pending_stops.py). A run that is UNKNOWN because
+        some hosts had not confirmed its stop also gets its end state once the last of them confirms
+        it.
         """
         record = self.record
         if record is None:

@@ -52,7 +52,7 @@ class RunTraces:
     gpu_mib: Mapping[int, int]  # GPU memory in use, by pid
 
     def has(self, stray: Stray) -> bool:
-        """Whether the stray, which is on this host, is still there."""
+        """Return whether the stray, which was on this host, is still there."""
         if stray.kind == "process":
             return any(
                 (str(p.pid), p.run_id) == (stray.handle, stray.run_id) for p in self.processes

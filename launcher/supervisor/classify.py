@@ -84,7 +84,7 @@ def rank_ending(
 
 
 def stop_ending(reason: Reason) -> Ending | None:
-    """Return how a node ended, given its reason to stop; None if that is a failed rank or `kill`.
+    """Return how a node ended, from its reason to stop; None if a rank failed or `kill` stopped it.
 
     A failed rank has an event of its own, unless nobody saw its end.
     """

@@ -93,7 +93,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Environment(Event):
-    """The node's software. versions: by name. variables: environment variables, without values."""
+    """The node's software. versions: by package name. variables: names of environment variables."""
 
     kind = "environment"
     versions: dict[str, str]
@@ -117,9 +117,9 @@ class GpuLoad:
 
 @dataclass(frozen=True)
 class Usage(Event):
-    """The load of the node. cores: how many this run kept busy since the last sample.
+    """The load of the node. cores: how many CPU cores this run kept busy since the last sample.
 
-    minute: the means of the last minute; () if unknown. ranks: those alive on this node.
+    minute: the mean loads over the last minute; () if unknown. ranks: those alive on this node.
     """
 
     kind = "usage"
@@ -224,7 +224,7 @@ class RestartInPlace(Event):
 
 @dataclass(frozen=True)
 class End(Event):
-    """The last entry: how the node ended."""
+    """How the node ended: the last event of a journal."""
 
     kind = "end"
     state: EndState

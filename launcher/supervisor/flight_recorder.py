@@ -58,7 +58,7 @@ class FlightRecorder:
         return time.monotonic() > self._late_at or not any(map(os.path.exists, self._asked))
 
     def read(self, round: int) -> list[Collective]:
-        """Return the last call of each rank of this node in each group. Rename the dumps.
+        """Return each rank's last call in each group, and rename the dumps.
 
         round: the number of the start that wrote the dumps. The next start reuses their names.
         """

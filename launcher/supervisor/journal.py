@@ -43,7 +43,10 @@ class Journal:
         os.set_blocking(1, False)  # an engine that stops reading must not block the run
 
     def write_lines(self, who: bytes, data: bytes) -> None:
-        """Write whole lines, each with its newline. If the disk is full, count them as lost."""
+        """Write whole lines, each with its newline.
+
+        Lines that do not fit on the disk are counted as lost.
+        """
         entries = _entries(who, data)
         taken = self._append(entries)
         self._lost += entries.count(b"\n", taken)
@@ -72,10 +75,11 @@ class Journal:
         os.close(self._file)
 
     def _append(self, data: bytes) -> int:
-        """Append whole entries, preceded by a note on lost lines. Return how many bytes are taken.
+        """Append whole entries, preceded by a note on lost lines.
 
-        If the disk is full, these are the entries that fit and the one that is cut off; its rest is
-        written first next time. The file is never truncated: `tail -F` would print all of it again.
+        Return how many bytes of `data` were taken. If the disk is full, takes the entries that fit
+        and the one that is cut off, whose rest is written first next time. The file is never
+        truncated, because `tail -F` would then print all of it again.
         """
         head = self._rest
         if self._lost:

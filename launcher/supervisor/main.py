@@ -122,7 +122,7 @@ class Supervisor:
     def cancelled(self) -> bool:
         """Return whether the launcher has created the file `cancelled` in the control folder.
 
-        The launcher may have done so on another host that shares this home directory. Listing the
+        It may have created the file on another host that shares this home directory. Listing the
         folder makes the NFS client see the file, while a plain stat may be answered from a cache.
         """
         with contextlib.suppress(OSError):

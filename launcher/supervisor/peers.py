@@ -62,7 +62,10 @@ class Peers:
             threading.Thread(target=beat, daemon=True, name="heartbeats").start()
 
     def beat(self, now: float) -> None:
-        """Repeat the last message while the loop is late, but not forever, as the loop may be stuck."""
+        """Repeat the last message while the loop is late.
+
+        Give up after a while: the loop may be stuck.
+        """
         if HEARTBEAT < now - self.turned < LONGEST_WAIT:
             for channel in self.channels():
                 with contextlib.suppress(OSError):  # the loop will notice
@@ -160,7 +163,7 @@ class NodePeer(Peers):
     def _connect(self, now: float) -> None:
         """Connect in a thread, because connecting may block (DNS, firewalls).
 
-        Makes one attempt at a time.
+        Only one thread runs at a time.
         """
         if self._connected is not None:
             sock, self._connected = self._connected, None

@@ -70,7 +70,7 @@ class Tail:
         return self._last.decode(errors="replace").rstrip("\n").split("\n") if self._last else []
 
     def _free_disk(self) -> None:
-        """Free the blocks of what was copied, if the file system can, once there are many."""
+        """Free the disk blocks of copied output once there are many, if the file system can."""
         size = self._taken - self._freed
         if size >= FREE_SIZE:
             start, length = ctypes.c_longlong(self._freed), ctypes.c_longlong(size)
@@ -85,7 +85,7 @@ class Tail:
 
 
 class RankLogs:
-    """The folder with torchrun's own output and, in RANK_FOLDERs, the output of its ranks."""
+    """The folder that holds torchrun's own output and, in RANK_FOLDERs, its ranks' output."""
 
     def __init__(self, spec: Spec, journal: Journal, folder: str) -> None:
         self.folder = folder
@@ -97,7 +97,7 @@ class RankLogs:
     def torchrun_is_ready(self) -> bool:
         """Return whether torchrun has created a folder here, as it does before it starts ranks.
 
-        Return True if that is unknown.
+        Returns True if that is unknown.
         """
         with contextlib.suppress(OSError):
             return len(os.listdir(self.folder)) > 1  # TORCHRUN_LOG is there from the start

@@ -33,7 +33,10 @@ class Rank:
 
     @property
     def was_ended(self) -> bool:
-        """Whether torchrun probably ended the rank. If LOGLEVEL silences it, only SIGTERM shows that."""
+        """Whether torchrun probably ended the rank.
+
+        If LOGLEVEL silences torchrun, the only sign is that SIGTERM ended the rank.
+        """
         return self.was_stopping or self.exit_code == -signal.SIGTERM
 
     def look(self, now: float) -> None:
@@ -144,9 +147,9 @@ class Liveness:
         Returns None if it has reported none since this start of torchrun.
 
         In a shared folder, another host may have written the files. NFS then shows their times a
-        few seconds late, and by the server's clock. That matters little for a hang timeout. The age
-        is by the monotonic clock, because the wall clock may be set, and runs on while the machine
-        sleeps.
+        few seconds late and by the server's clock, which matters little for a hang timeout. The age
+        is measured with the monotonic clock, because the wall clock can be set and keeps running
+        while the machine sleeps.
         """
         times = []
         for path in self._files:

@@ -1,4 +1,4 @@
-"""Whether and when to restart a failed run: one rule for node 0's supervisor and the launcher. Pure."""
+"""Decide whether to restart a failed run: one rule for node 0's supervisor and the launcher. Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def refusal(
 ) -> str:
     """Return why a run is not restarted; "" if it is.
 
-    cause, saved: those of the start that just failed. past: restarts since the user started the
-    run. other_hosts: whether the next start may be on other hosts.
+    cause: why the last start failed. saved: whether it saved a checkpoint. past: restarts since the
+    user started the run. other_hosts: whether the next start may be on other hosts.
     """
     rule = KINDS[cause].restart if cause in KINDS else Restart.NEVER
     if rule is Restart.NEVER:

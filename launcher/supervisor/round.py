@@ -189,7 +189,7 @@ class Round:
         return [rank for rank in alive if not rank.alive]
 
     def find_ended_ranks(self, began: float) -> None:
-        """Find out which ranks torchrun has ended. began: when the look at the ranks began."""
+        """Find out which ranks torchrun has ended. began: when the ranks were last examined."""
         self.logs.torchrun_tail.read()
         if pids := ended_pids(self.logs.torchrun_tail.last_lines()):
             self.ended_pids |= pids
@@ -234,8 +234,8 @@ class Round:
     def complete_exits(self, code: int) -> None:
         """Record exits that only torchrun saw.
 
-        Failed ranks are in its summary. The others exited with 0 if torchrun did;
-        otherwise their codes are unknown.
+        torchrun's summary lists the failed ranks. The others exited with 0 if torchrun did;
+        otherwise their exit codes are unknown.
         """
         began = time.time()
         self.exited_ranks()

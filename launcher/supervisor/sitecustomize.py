@@ -5,9 +5,9 @@ limit on open files, and sets the right TORCHELASTIC_RESTART_COUNT. torchrun's o
 0, because ddpctl starts torchrun again for each restart in place.
 
 The supervisor copies this file to its own folder and puts that folder first on torchrun's
-PYTHONPATH. This code must not break anything. So it ignores errors, removes the folder from
-PYTHONPATH and sys.path again to hide it from the script and its children, and then runs the
-user's own sitecustomize. It imports only modules that Python has already loaded or that load fast.
+PYTHONPATH. This code must not break anything, so it ignores errors, removes the folder from
+PYTHONPATH and sys.path again to hide it from the script and its children, and then runs the user's
+own sitecustomize. It imports only modules that Python has already loaded or that load fast.
 """
 
 from __future__ import annotations

@@ -48,10 +48,10 @@ class Spec:
         return ", ".join("node %d (%s)" % (rank, self.hosts[rank]) for rank in ranks)
 
     def time_to_save(self, *, failed: bool = False) -> float:
-        """Return the seconds from SIGTERM to our SIGKILL, only a few if the run has failed.
+        """Return the seconds from SIGTERM to our SIGKILL; only a few if the run has failed.
 
-        The engine's SIGKILL, stop_timeout after SIGTERM, also kills the supervisor, so ours must
-        come first.
+        The engine's own SIGKILL, stop_timeout after SIGTERM, also kills the supervisor, so ours
+        must come first.
         """
         grace = max(0.5 * self.stop_timeout, self.stop_timeout - 3.0)
         return min(grace, self.failure_grace) if failed else grace

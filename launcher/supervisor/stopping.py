@@ -55,7 +55,7 @@ class StopSequence:
             self._kill(now, ranks_too=now > self._kill_at)
 
     def _ask_torchrun(self) -> None:
-        """Send torchrun the signal to stop, unless a rank has failed, and resume it (SIGCONT)."""
+        """Send torchrun the signal to stop, unless a rank has failed. Resume it with SIGCONT."""
         if pid := self._torchrun.pid:
             # after a failure, torchrun itself ends the rest; a signal would cut off its report
             if not self._ranks.failed():

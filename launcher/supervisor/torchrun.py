@@ -108,8 +108,8 @@ class Torchrun:
 def ended_pids(lines: list[str]) -> set[int]:
     """Return the pids of the ranks that torchrun has ended, from its last lines.
 
-    It writes the line before it sends the signal, to each rank that is alive when it first sees a
-    failure or is asked to stop.
+    When torchrun first sees a failure or is asked to stop, it signals every rank that is still
+    alive, and writes a line about each one before it sends the signal.
     """
     return {int(pid) for pid in ENDING.findall("\n".join(lines))}
 
@@ -131,9 +131,9 @@ def with_caches(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def executable(argv: list[str]) -> list[str]:
-    """Return argv with `torchrun` replaced by its path (beside this Python or on PATH).
+    """Return argv with `torchrun` replaced by its path, beside this Python or on PATH.
 
-    If there is no such script, `python -m torch.distributed.run` replaces it.
+    If there is none, `python -m torch.distributed.run` replaces it.
     """
     if argv[0] != "torchrun":
         return argv

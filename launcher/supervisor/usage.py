@@ -29,7 +29,10 @@ _NUMBER = re.compile("[0-9]{1,9}")
 
 
 def environment() -> Environment:
-    """Return the node's software. Packages are those of our Python, which is usually torchrun's."""
+    """Return the node's software.
+
+    The packages are those of this Python, which usually runs torchrun too.
+    """
     versions = {"python": "%d.%d.%d" % sys.version_info[:3], "kernel": os.uname().release}
     installed: dict[str, str] = {}
     prefixes = [os.path.dirname(os.path.dirname(sys.executable)), sys.prefix]
@@ -124,7 +127,10 @@ def parse_gpus(text: bytes) -> tuple[GpuLoad, ...]:
 
 
 def resource_usage(spec: Spec, kills_before: int) -> ResourceUsage:
-    """Measure the resources that can run out. kills_before: oom_kills() before torchrun started."""
+    """Return the state of resources that can run out.
+
+    kills_before: oom_kills() before torchrun started.
+    """
     disks = {"shm": "/dev/shm", "checkpoints": spec.checkpoint_dir}
     disks.update(output=spec.output_dir, logs=spec.dir)
     limit = memory_figure("memory.max", "memory.limit_in_bytes")

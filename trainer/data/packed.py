@@ -65,8 +65,10 @@ class Packed:
         return read(io.BytesIO(content), f"picture {index} of {self._folder}", edge)
 
     def check(self) -> None:
-        """Read all bytes. Raises DataError if they are not those that were packed, because damage
-        does not show in decoded pixels."""
+        """Read all bytes, because damage does not show in decoded pixels.
+
+        Raises DataError if they differ from what was packed.
+        """
         digest = hashlib.sha256()
         for index, label in enumerate(self.labels):
             digest.update(self._content(index) + b"%d" % label)

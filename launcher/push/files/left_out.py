@@ -102,7 +102,10 @@ class IgnoreFile:
 
 
 class TooManyPatterns(Exception):
-    """Raised with the path of an ignore file if its patterns would take too long to match."""
+    """Raised if an ignore file's patterns would take too long to match.
+
+    Its argument is the file's path.
+    """
 
     def __init__(self, path: bytes) -> None:
         super().__init__(path)
@@ -110,9 +113,9 @@ class TooManyPatterns(Exception):
 
 
 def ignore_files(root: bytes, folder: bytes, above: Collection[IgnoreFile]) -> Iterator[IgnoreFile]:
-    """Yield the ignore files of a folder in the tree; the one that takes precedence comes last.
+    """Yield a folder's ignore files; the one that takes precedence comes last.
 
-    above: those of the folders above. Raises TooManyPatterns.
+    above: the ignore files of its parent folders. Raises TooManyPatterns.
     """
     count = sum(map(len, (file.patterns for file in above)))
     base = folder + b"/" if folder else b""
@@ -157,13 +160,13 @@ def is_left_out(
 
 
 def _names(pattern: str, name: str) -> bool:
-    """Return whether a pattern means `name` itself, not every file (`*`) or a parent folder."""
+    """Return whether a pattern means `name` itself, rather than every file (`*`) or its parent."""
     last = pattern.rstrip("/").rpartition("/")[2].removeprefix("!")
     return bool(last.strip("*?.")) and fnmatchcase(name, last)
 
 
 def _is_ddpctls(path: bytes) -> bool:
-    """Return whether a file is one of our reports or a hosts file, whose `env` may hold secrets."""
+    """Return whether a file is a report of ddpctl or a hosts file, whose `env` may hold secrets."""
     extension = path.rpartition(b".")[2].lower()
     if extension == b"html":
         return REPORT.encode() in _beginning(path, _HEAD)
@@ -218,7 +221,7 @@ def own_folders() -> list[str]:
 
 
 def measured(root: bytes, path: bytes) -> LeftOut:
-    """Return `path`, which is relative to the tree, as a LeftOut with its total size."""
+    """Return a LeftOut for `path`, which is relative to `root`, with its total size."""
     pending, size, count = [os.path.join(root, path)], 0, 0
     with contextlib.suppress(OSError):
         size = 0 if os.path.isdir(pending[0]) else os.lstat(pending[0]).st_size

@@ -1,4 +1,4 @@
-"""Open a file of a folder that somebody else may be changing."""
+"""Open a file in a folder that another process may be changing."""
 
 import errno
 import os
@@ -7,9 +7,9 @@ from io import FileIO
 
 
 def open_file(path: bytes) -> FileIO:
-    """Open a regular file for reading. Raises OSError if the path has become something else.
+    """Open a regular file for reading. Raises OSError if it is no longer a regular file.
 
-    Opening a pipe would wait for its writer.
+    Never blocks, even if the path is now a pipe without a writer.
     """
     safe = os.O_NOFOLLOW | os.O_NONBLOCK
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | safe))

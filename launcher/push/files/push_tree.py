@@ -48,7 +48,7 @@ READ_MANIFEST = load_script(__file__, "read_manifest.sh")
 
 @dataclass(frozen=True)
 class HostTrees:
-    """The trees on one host that matter for a push.
+    """The trees on one host, as far as they matter for a push.
 
     draft: the digest of the tree that an interrupted push copied (or `none`), and the number of
     files in its draft.
@@ -113,7 +113,7 @@ class TreePush:
         )
 
     def _start(self, connection: HostConnection) -> Start | None:
-        """Prepare the draft. Return what to write to it; None if the host has the tree by now."""
+        """Prepare the draft. Return what to write to it; None if the host already has the tree."""
         trees = parse_trees(self._script(connection, BEGIN))
         if trees.present:
             return None
@@ -195,7 +195,7 @@ def cached_manifest(digest: str) -> Manifest | None:
 def fetched_manifest(connection: HostConnection, digest: str, most: int) -> Manifest | None:
     """Fetch and cache the manifest of a host's tree. Return None if the host has no valid one.
 
-    most: size in bytes of the longest manifest that is worth fetching.
+    most: the size in bytes of the largest manifest worth fetching.
     """
     with contextlib.suppress(CommandFailed, ValueError):
         done = connection.script(READ_MANIFEST, digest, timeout=60.0, limit=most)

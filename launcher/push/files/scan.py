@@ -48,8 +48,8 @@ class Stamp(NamedTuple):
 class Tree:
     """A folder and its contents at the time of the scan. skipped: sockets, pipes and devices.
 
-    left_out: see `launcher.push.files.left_out`.
-    code_only: what is appended to a file later, such as this launch's own log, is not sent.
+    left_out: see `launcher.push.files.left_out`. code_only: send only what a file contained when it
+    was scanned, because a log may have grown since.
     """
 
     root: bytes
@@ -65,10 +65,10 @@ class Tree:
 
 
 def scan(folder: str, *, code_only: bool, named: Collection[str] = ()) -> Tree:
-    """Scan a folder. code_only: apply left_out.py's rules. named: paths to leave out in any case.
+    """Scan a folder and return its tree. code_only: apply left_out.py's rules.
 
-    Raises PushFailed if `folder` is not a folder. Raises Several if paths are unreadable or links
-    lead out of the tree.
+    named: paths to leave out in any case. Raises PushFailed if `folder` is not a folder. Raises
+    Several if paths are unreadable or links lead out of the tree.
     """
     named_paths = NamedPaths([*named, *left_out.own_folders()])
     walk = _Walk(os.fsencode(os.path.realpath(folder)), named_paths, code_only=code_only)
@@ -98,7 +98,7 @@ def scan_workdir(cluster: Cluster, workdir: str) -> Tree:
 
 
 def scan_job(cluster: Cluster, parts: Set[str]) -> dict[str, Tree]:
-    """Return the scanned dataset and workdir by part: those that the job has and `parts` names."""
+    """Scan the job's dataset and workdir if `parts` names them. Return the trees by part."""
     job, trees = cluster.job, {}
     if job.dataset and "dataset" in parts:
         private = left_out.private_paths(cluster)

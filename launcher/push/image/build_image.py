@@ -9,9 +9,10 @@ from .recipe import Recipe
 
 
 def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> str:
-    """Build an image unless one with its content exists. Return its name.
+    """Build the recipe's image, and return its name.
 
-    Only a computed tag shows the content. rebuild: build the image in any case.
+    If the tag is computed from the content, an image that exists is not built again unless
+    `rebuild` is set.
     """
     with connected([Host(host="local")]) as [local]:
         store = images_of(local)
@@ -21,7 +22,7 @@ def build_image(recipe: Recipe, console: Console, *, rebuild: bool = False) -> s
             try:
                 base = store.pull(recipe.base)
             except CommandFailed as error:
-                what = f"the base image {recipe.base} cannot be pulled: {error.what}"
+                what = f"cannot pull the base image {recipe.base}: {error.what}"
                 raise UsageError(what, "pass another one with --base") from None
         name = recipe.tag(base.id)
         if not recipe.has_tag and not rebuild and store.inspect(name):

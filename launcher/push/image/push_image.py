@@ -80,7 +80,7 @@ def differing(name: str, images: Images) -> Failures:
 
 
 def _pull(connection: HostConnection, name: str) -> ImageInfo:
-    """Let the host pull an image that this machine does not have."""
+    """Let the host pull an image that this machine does not have. Return the image."""
     try:
         return images_of(connection).pull(name)
     except CommandFailed as error:

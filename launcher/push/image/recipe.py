@@ -1,4 +1,7 @@
-"""The recipe for an image: a base, and the packages that a project lists. Only reads files."""
+"""The recipe for an image: a base, and the packages that a project lists.
+
+This module only reads files.
+"""
 
 import hashlib
 import re
@@ -127,7 +130,7 @@ def requirements_of(source: Path) -> str:
 def pip_files_of(text: str) -> str:
     """Return a conda environment's text with only the lines by which pip reads other files.
 
-    Not those with absolute paths, which may be in the base image.
+    Lines with absolute paths are dropped too, because those files may be in the base image.
     """
     items = map(_CONDA_ITEM.fullmatch, text.splitlines())
     flags = [(_FILE_FLAG.match(item[2]) if item else None) for item in items]

@@ -151,7 +151,7 @@ def _download_packages(source: Path, text: str, target: WheelTarget, to: Path) -
 
 
 def _add_pip(own: importlib.metadata.Distribution, target: WheelTarget, to: Path) -> None:
-    """Add the folder of pip: this machine's own pip or, if that is too new for the target, an older one."""
+    """Add pip to the wheels. If this machine's own pip is too new for the target, add an older one."""
     oldest = re.search(r">= *3\.(\d+)", own.metadata["Requires-Python"])
     if oldest is None or int(oldest[1]) <= target.minor:
         pip = Path(str(own.locate_file("pip")))

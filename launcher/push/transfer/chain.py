@@ -228,7 +228,10 @@ class Transfer:
                 return
 
     def _bypass(self, host: HostTransfer, source: HostTransfer | None, why: str) -> HostTransfer:
-        """Make a host a leaf or, if `source` has had several such readers, `source`. Return which."""
+        """Turn `host` into a leaf, or `source` if it has had several slow readers.
+
+        Return the new leaf.
+        """
         if source:
             source.relay.slow_readers += 1
             if source.relay.slow_readers > 1:

@@ -39,8 +39,8 @@ class Fanout:
     ) -> Failures:
         """Send the payloads of a part. Return the errors of failed hosts.
 
-        Each host receives the payloads in order, and none after it has failed. Starts to send each
-        payload before the next one is ready. size: bytes of all payloads together; None if unknown.
+        Each host receives the payloads in order, until it fails. Starts sending each payload before
+        the next one is ready. size: the total size of the payloads in bytes; None if unknown.
         """
         self.progress.begin(part, connections, size)
         failures: Failures = {}

@@ -127,10 +127,9 @@ class Relay:
 
 
 def one_time_pair() -> tuple[str, str]:
-    """Create the self-signed P-256 certificate and key (PEM) for one push.
+    """Return a new self-signed P-256 certificate and its key (PEM) for one push.
 
-    Every machine with the key can take part in that push. This machine writes neither of them to
-    disk.
+    Every machine with the key can take part in that push. This machine writes neither to disk.
     """
     from cryptography import x509  # slow to import
     from cryptography.hazmat.primitives import hashes, serialization

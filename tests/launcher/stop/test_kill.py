@@ -160,7 +160,7 @@ def test_a_host_that_never_returns_can_be_forgotten(fake_cluster: Make) -> None:
     others = ("kill", run_id, "--hosts", "gpu0,")
     code, _, err = cluster.ddpctl(*others)
     [file] = cluster.state.glob("ddpctl/runs/*/run.json")
-    forget = f"--hosts; if it is gone for good, remove it from pending_stop in {file};"
+    forget = f"--hosts; if that host is gone for good, remove it from pending_stop in {file};"
     assert code == 6 and f"to ask it, pass your hosts file with {forget}" in err
     file.write_text(json.dumps({**cluster.record, "pending_stop": []}))
     assert cluster.ddpctl(*others)[0] == 0

@@ -128,23 +128,25 @@ def try_lock(path: Path) -> IO[str] | None:
     A process that inherits the file also holds the lock. On NFS, the file must be open for writing.
     Raises StateError if the file cannot be opened or if its file system has no locks.
     """
-    with contextlib.ExitStack() as opened:
-        try:
-            file = opened.enter_context(path.open("a"))
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        except OSError as error:
-            raise state_error(error, "locked", path) from None
-        opened.pop_all()
-        return file
+    while True:
+        with contextlib.ExitStack() as opened:
+            try:
+                file = opened.enter_context(path.open("a"))
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if is_locked(path):
+                    return None
+                continue  # another process has only asked whether it is locked
+            except OSError as error:
+                raise state_error(error, "locked", path) from None
+            opened.pop_all()
+            return file
 
 
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock at `path`; False on a file system without locks.
 
-    Takes a shared lock for a moment. Other calls still get the right answer in that moment, but
-    `try_lock` returns None, so its caller should try again.
+    Takes a shared lock for a moment. Other calls still get the right answer in that moment.
     """
     try:
         with path.open("r+") as file:

@@ -28,8 +28,9 @@ def kill(
     """Stop a run on all its hosts and verify that nothing is left. Safe to repeat.
 
     Without RUN or HOSTS, it stops the newest run recorded on this machine; on a terminal, it asks
-    first. While a launch here is still checking or pushing, it stops nothing and names both runs.
-    A resume that is still checking or pushing cannot be killed yet; press Ctrl-C where it runs.
+    first. While a command here is still checking or pushing for another run, it stops nothing and
+    names both runs. A resume of the killed run that is still checking or pushing here does not start;
+    if it runs on another machine, press Ctrl-C there.
     HOSTS alone, as an argument or with --hosts, stands for your only live run there. If several are
     live, it stops none; if none is live, it removes the containers of your newest run there.
 

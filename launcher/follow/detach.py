@@ -9,6 +9,7 @@ never end if its hosts are gone.
 
 import contextlib
 import json
+import os
 import selectors
 import subprocess
 import sys
@@ -16,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ..errors import CommandFailed, DdpctlError
+from ..errors import CommandFailed, DdpctlError, UsageError
 from ..outcomes import Outcome, RunState
-from ..own_folders import is_locked, locked, make_folder, try_lock
+from ..own_folders import is_locked, make_folder, try_lock
 from ..runs.run_folder import RunFolder, UnreadableRecord
 from ..terminal.console import Console
 
@@ -38,11 +39,31 @@ sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 
 
 def take_care(folder: RunFolder, attempt: int) -> None:
-    """Lock the attempt unless this process holds the lock. Raises StateError if that is impossible."""
+    """Lock the attempt unless this process holds the lock.
+
+    Raises UsageError if another process holds it, and StateError if the file system has no locks.
+    """
     path = folder.attempt_lock(attempt)
     if path not in _held:
         make_folder(folder.path)
-        _held[path] = locked(path)
+        if not (lock := try_lock(path)):
+            what = (
+                f"another command on this machine is starting attempt {attempt} of {folder.run_id}"
+            )
+            remedy = f"once it has started, follow it with `ddpctl attach {folder.run_id}`"
+            raise UsageError(what, remedy)
+        _held[path] = lock
+
+
+def is_cancelled(folder: RunFolder, attempt: int) -> bool:
+    """Return whether `kill` has removed this process's lock of the attempt (RunFolder.cancel_start)."""
+    path = folder.attempt_lock(attempt)
+    if not (lock := _held.get(path)):
+        return False
+    try:
+        return not os.path.samestat(os.fstat(lock.fileno()), path.stat())
+    except FileNotFoundError:
+        return True
 
 
 @contextlib.contextmanager
@@ -85,12 +106,10 @@ def ensure_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> No
     try:
         path = folder.attempt_lock(folder.load().attempt.number)
         with contextlib.ExitStack() as own:
-            lock = _held.get(path)
-            while not lock:
-                if is_locked(path):
+            if not (lock := _held.get(path)):
+                if not (lock := try_lock(path)):
                     return
-                if lock := try_lock(path):
-                    own.enter_context(lock)
+                own.enter_context(lock)
             start_recorder(folder, lock)
     except DdpctlError as error:
         fate = "the run continues, but its recorder did not start"

@@ -51,6 +51,27 @@ class RunFolder:
         """Return the path of the lock held by the process that takes care of the attempt."""
         return self.path / f".attempt-{attempt}.lock"
 
+    def unrecorded_locks(self) -> set[Path]:
+        """Return the locks of commands that are still checking or pushing for an attempt.
+
+        Returns none if the record is unreadable.
+        """
+        held = {path for path in self.path.glob(".attempt-*.lock") if is_locked(path)}
+        with contextlib.suppress(UnreadableRecord):
+            attempts = self.load().attempts if held and self.is_recorded else []
+            return held - {self.attempt_lock(each.number) for each in attempts}
+        return set()
+
+    def cancel_start(self) -> bool:
+        """Cancel an attempt that a command on this machine prepares; it sees that its lock is gone.
+
+        Return whether there is such an attempt.
+        """
+        locks = self.unrecorded_locks()
+        for path in locks:
+            path.unlink(missing_ok=True)
+        return bool(locks)
+
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
         """Return the path for the evidence of an attempt's failure.
 
@@ -188,9 +209,9 @@ def live_runs(console: Console) -> list[str]:
     return [record.run_id for record in records if record and record.state.is_live]
 
 
-def unrecorded_launches() -> list[str]:
-    """Return the ids of the runs whose launches on this machine are still checking or pushing."""
-    return [f.run_id for f in _folders() if not f.is_recorded and is_locked(f.attempt_lock(1))]
+def runs_being_prepared() -> list[str]:
+    """Return the ids of the runs that a launch or resume on this machine is still checking or pushing."""
+    return [folder.run_id for folder in _folders() if folder.unrecorded_locks()]
 
 
 def _folders() -> list[RunFolder]:

@@ -57,10 +57,9 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
     Return how the run ended or how this command left it.
     """
     with ExitHook(request.folder, console) as hook, taking_care(request.folder):
-        # by this lock, `kill` without a run sees the launch (unrecorded_launches) and stops no older run
-        if request.by == "launch":
-            with suppress(StateError):  # some file systems have no locks
-                request.take_care()
+        # by this lock, `kill` sees the launch or resume before its attempt is reserved on the hosts
+        with suppress(StateError):  # some file systems have no locks
+            request.take_care()
         outcome = run_attempt(request, console)
         with Interrupts(between_attempts=True):
             outcome = restart_until_done(request.folder, request.options, outcome, console)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import NodesFailed, RunKilled, UsageError
+from ..follow.detach import is_cancelled
 from ..plan.plan import Plan
+from ..runs.run_folder import run_folder
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
@@ -46,7 +48,8 @@ class Reservation:
         The first host in the hosts' order that answers decides, because all commands for a run ask
         its hosts in the same order.
         Raises UsageError if another command was first, NodesFailed if no host answers, and RunKilled
-        if `kill` has cancelled the previous attempt. A later `kill` cancels this reservation.
+        if `kill` has cancelled the previous attempt or, on this machine, this one. A later `kill`
+        cancels this reservation.
         """
         if self.handed_over:
             return
@@ -70,6 +73,9 @@ class Reservation:
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
         self._taken_on = connections
+        if is_cancelled(run_folder(self.run_id), self.attempt):
+            self.cancel()  # a resume must skip the attempt, as after any other kill
+            raise killed_before_start(self.run_id)
         if self.previous:
             with console.step("asking whether the run was killed"):
                 raise_if_cancelled(self.previous.plan, self.previous.connections)
@@ -122,4 +128,8 @@ def raise_if_cancelled(plan: Plan, connections: Sequence[HostConnection]) -> Non
         connections, lambda connection: connection.script(CANCELLED, *arguments).code
     )
     if REFUSED in answers.values():
-        raise RunKilled(f"run {plan.run_id} was killed before it started")
+        raise killed_before_start(plan.run_id)
+
+
+def killed_before_start(run_id: str) -> RunKilled:
+    return RunKilled(f"run {run_id} was killed before it started")

@@ -121,9 +121,10 @@ class Starter:
         if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
             with self.console.step("asking whether the run is alive"):
                 each_node(planned.connections, lambda each: require_ended(planned.own_nodes(each)))
-        self.reservation.take(self.connections, self.console)
+        # before the reservation, so that a restart leaves the attempt to a resume that prepares it here
         with contextlib.suppress(StateError):  # some file systems have no locks
             request.take_care()
+        self.reservation.take(self.connections, self.console)
         return request.save_pending(planned.plan)
 
     def start(

@@ -12,7 +12,7 @@ from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, 
 from ..hosts import Cluster, load
 from ..run_id import time_of
 from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes
-from ..runs.run_folder import RunFolder, unrecorded_launches
+from ..runs.run_folder import RunFolder, runs_being_prepared
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each
@@ -125,8 +125,9 @@ def read_target(
     if everything or hosts is not None:
         return Target(read_hosts(run, hosts, console), run, everything=everything)
     folder = find_run(run)
-    if run is None and (others := unrecorded_launches()):
-        what = f"still being launched: {', '.join(others)}"
+    others = [other for other in runs_being_prepared() if other != folder.run_id]
+    if run is None and others:
+        what = f"still being launched or resumed: {', '.join(others)}"
         remedy = "to stop one, press Ctrl-C there; to stop the newest run that has started, run "
         raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
     return Target(recorded_hosts(folder), run, folder)

@@ -67,6 +67,8 @@ def report_unlisted(
 
 def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:
     """Stop runs; print, record and return what was stopped. job: see `make_stop`."""
+    for run_id in (run.run_id for run in runs if run_folder(run.run_id).cancel_start()):
+        console.say(f"run {run_id}: its resume, which is still checking or pushing, will not start")
     killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:
         each.report(console)

@@ -18,7 +18,7 @@ import pytest
 from fakes import FakeCluster
 from local_machine import Machine
 
-from launcher.errors import HostUnreachable, NodesFailed, UsageError
+from launcher.errors import HostUnreachable, NodesFailed, PreflightError, UsageError
 from launcher.follow import detach
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
@@ -207,6 +207,28 @@ def test_an_attempt_that_another_command_is_starting_is_not_followed_by_one_more
     assert (code, second) == (0, 2), err + refusal
     assert f"another command is starting attempt 2 of {run_id}; follow it with" in refusal
     assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED", "SUCCEEDED"]
+
+
+def test_while_a_resume_checks_and_pushes_a_second_one_is_refused(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0")
+    run_id = failed_run(cluster)
+    seconds: list[tuple[int, str, str]] = []
+
+    def resume_too(*_: object) -> None:
+        assert not seconds, "the second one pushes as well"
+        seconds.append((0, "", ""))
+        with monkeypatch.context() as other:
+            other.setattr(detach, "_held", {})
+            seconds[0] = cluster.ddpctl("resume")
+        raise PreflightError("something is wrong")
+
+    monkeypatch.setattr("launcher.start.run_attempt.push", resume_too)
+    assert cluster.ddpctl("resume")[0] == 3
+    [(second, _, refusal)] = seconds
+    assert second == 2, refusal
+    assert f"another command on this machine is starting attempt 2 of {run_id}; " in refusal
 
 
 def test_a_resume_that_loses_a_race_does_not_record_that_the_attempt_of_the_other_failed(

@@ -23,6 +23,7 @@ from launcher.hosts import Host
 from launcher.own_folders import state_home
 from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
+from launcher.start import run_attempt
 from launcher.stop import choose_runs, inventory, kill, stop_run, strays
 from launcher.stop.choose_runs import HostedRun
 from launcher.stop.stop_run import Stopped
@@ -667,10 +668,67 @@ def test_without_a_run_it_does_not_take_the_last_run_for_one_that_is_being_launc
     cluster.launch("--name", "next", *flags)
     [(code, _, both), (_, _, err)] = killed
     assert code == 2 and len(cluster.nodes) == 2, err
-    assert "error: still being launched: " in both and both.count("next-") == 1
-    assert "error: still being launched: next-" in err and "; to stop one, press Ctrl-C" in err
+    assert "error: still being launched or resumed: " in both and both.count("next-") == 1
+    assert (
+        "error: still being launched or resumed: next-" in err
+        and "; to stop one, press Ctrl-C" in err
+    )
     assert f"`ddpctl kill {run_id}`" in err
     assert {*(state_home() / "runs").iterdir()} == before
+
+
+@pytest.mark.parametrize("how", ["run", "nothing", "run and hosts", "hosts"])
+def test_a_resume_that_is_still_checking_or_pushing_here_is_killed_and_the_next_one_starts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(1)
+    assert cluster.launch()[0] == 1
+    run_id, hosts = str(cluster.record["run_id"]), cluster.hosts_file
+    words = {"run": [run_id], "nothing": [], "run and hosts": [run_id, "--hosts", hosts]}
+    killed, push = [], run_attempt.push
+
+    def kill_and_push(*arguments: Any) -> object:
+        killed.append(cluster.ddpctl("kill", *words.get(how, [hosts])))
+        return push(*arguments)
+
+    with monkeypatch.context() as resuming:
+        resuming.setattr(run_attempt, "push", kill_and_push)
+        code, _, err = cluster.ddpctl("resume", run_id)
+    assert code == 7 and f"run {run_id} was killed before it started" in err
+    [(code, _, err)] = killed
+    first, second = messages(err)
+    assert (
+        first
+        == f"ddpctl: run {run_id}: its resume, which is still checking or pushing, will not start"
+    )
+    assert code == 0 and second.startswith(
+        f"ddpctl: run {run_id}: had already ended; removed, nothing left"
+    )
+    assert cluster.nodes == [] and len(cluster.record["attempts"]) == 1
+    cluster.nodes_end(0)
+    code, _, err = cluster.ddpctl("resume", run_id)
+    assert code == 0 and ", attempt 3, started" in err, err
+
+
+def test_without_a_run_it_does_not_take_the_last_run_for_an_older_one_that_is_being_resumed(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    cluster.nodes_end(1)
+    assert cluster.launch("--name", "older")[0] == 1
+    older = str(cluster.record["run_id"])
+    cluster.ddpctl("kill", older)
+    for host in cluster:
+        host.on_start = lambda node: None
+    newest = cluster.launch("--detach")[1].strip()
+    with taking_care(run_folder(older)):
+        take_care(run_folder(older), 2)
+        code, _, err = cluster.ddpctl("kill")
+        everything = cluster.ddpctl("kill", cluster.hosts_file, "--strays")
+    assert code == 2 and f"error: still being launched or resumed: {older}; to stop one" in err
+    assert f"`ddpctl kill {newest}`" in err and everything[0] == 0
+    assert cluster.ddpctl("kill")[0] == 0
 
 
 def test_a_run_that_is_named_or_a_yes_asks_nothing(

@@ -182,14 +182,16 @@ def failed_start_recorded(
         yield
     except BaseException as error:
         record = request.folder.load_if_readable(console)
-        current = record and record.attempt.number == request.attempt and reservation.is_own
-        if record and current and not record.attempt.started:
+        newest = record.attempt if record and reservation.is_own else None
+        if record and newest and newest.number == request.attempt and not newest.started:
             cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
-            record.attempt.state = RunState.CANCELLED if cancelled else RunState.FAILED
-            record.attempt.ended = timestamp()
+            newest.state = RunState.CANCELLED if cancelled else RunState.FAILED
+            newest.ended = timestamp()
             request.folder.try_save(record, console)
             reservation.cancel()
-            hook("attempt-ended", record, message=record.attempt.state)
+            hook("attempt-ended", record, message=newest.state)
+        elif newest and newest.number < request.attempt:  # the attempt could not be recorded
+            reservation.cancel()
         raise
 
 

@@ -18,7 +18,7 @@ import pytest
 from fakes import FakeCluster
 from local_machine import Machine
 
-from launcher.errors import HostUnreachable, NodesFailed, PreflightError, UsageError
+from launcher.errors import HostUnreachable, NodesFailed, PreflightError, StateError, UsageError
 from launcher.follow import detach
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
@@ -346,3 +346,19 @@ def test_an_attempt_that_ended_before_it_had_folders_does_not_block_a_resume_on_
     code, _, err = cluster.ddpctl("resume")
     assert code == 0, err
     assert {node.attempt for node in cluster.nodes} == {3}
+
+
+def test_an_attempt_that_could_not_be_recorded_does_not_block_the_next_resume(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk_is_full(*_: object) -> None:
+        raise StateError("No space left on device", "make room")
+
+    cluster = fake_cluster()
+    failed_run(cluster)
+    with monkeypatch.context() as full:
+        full.setattr(Request, "save_pending", disk_is_full)
+        code, _, err = cluster.ddpctl("resume")
+    assert (code, "No space left" in err) == (1, True), err
+    code, _, err = cluster.ddpctl("resume")
+    assert code == 0, err

@@ -10,7 +10,7 @@ Two marks on a host keep other runs from its GPUs. Both are objects of the host'
 every user has to see them. Both expire if the launch dies before it starts the nodes.
 - A created node is a claim to its GPUs from its creation until it ends (engines/claims.py).
 - A ticket keeps a run's turn while it has no node: while it waits in line, or before a restart. It
-  expires unless it is renewed (tickets.py, waiting_line.py).
+  expires unless it is renewed (tickets.py, ticket_holder.py, waiting_line.py).
 
 Two marks keep other commands for the same run from an attempt.
 - A reservation, on the hosts, is for commands on all machines: a link whose target names a command.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from ..errors import NodesFailed, RunKilled, UsageError
 from ..follow.detach import is_cancelled
-from ..plan.plan import Plan
 from ..runs.run_folder import run_folder
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection
@@ -32,18 +31,13 @@ class Reservation:
 
     run_id: str
     attempt: int
-    handed_over: bool = False  # whether another process has made the reservation for this process
+    connections: Sequence[HostConnection]  # to all hosts on which the attempt may start
     previous: PlannedAttempt | None = None  # the attempt that this one restarts
+    is_own: bool = False  # made by or for this command, so that no other command starts the attempt
     _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
-    _taken_on: Sequence[HostConnection] = ()
 
-    @property
-    def is_own(self) -> bool:
-        """Whether it was made by or for this command, so that no other command starts the attempt."""
-        return self.handed_over or bool(self._taken_on)
-
-    def take(self, connections: Sequence[HostConnection], console: Console) -> None:
-        """Reserve the attempt. A second call reserves nothing more.
+    def take(self, console: Console) -> None:
+        """Reserve the attempt, unless it is reserved for this command.
 
         The first host in the hosts' order that answers decides, because all commands for a run ask
         its hosts in the same order.
@@ -51,14 +45,13 @@ class Reservation:
         if `kill` has cancelled the previous attempt or, on this machine, this one. A later `kill`
         cancels this reservation.
         """
-        if self.handed_over:
+        if self.is_own:
             return
-        if self.previous:  # a killed restart must leave the attempt's number to a resume
-            raise_if_cancelled(self.previous.plan, self.previous.connections)
+        self._raise_if_previous_killed()  # a killed restart must leave its number to a resume
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
             answers, failures = ask_each(
-                connections, lambda connection: connection.script(RESERVE, *arguments)
+                self.connections, lambda connection: connection.script(RESERVE, *arguments)
             )
         if not answers:
             raise NodesFailed(failures)
@@ -72,13 +65,10 @@ class Reservation:
         what = f"could not create ~/.ddpctl/runs/{self.run_id}"
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
-        self._taken_on = connections
+        self.is_own = True
         if is_cancelled(run_folder(self.run_id), self.attempt):
-            self.cancel()  # a resume must skip the attempt, as after any other kill
             raise killed_before_start(self.run_id)
-        if self.previous:
-            with console.step("asking whether the run was killed"):
-                raise_if_cancelled(self.previous.plan, self.previous.connections)
+        self._raise_if_previous_killed()
 
     def cancel(self) -> None:
         """Mark the attempt as one that did not start, so that a resume on any machine skips it.
@@ -90,20 +80,19 @@ class Reservation:
             connection.script(CANCEL, self.run_id, str(self.attempt), self._token)
 
         with contextlib.suppress(TimeoutError):
-            in_background(try_each, self._taken_on, mark).result(CANCEL_TIMEOUT)
+            in_background(try_each, self.connections, mark).result(CANCEL_TIMEOUT)
 
-    def raise_if_killed(
-        self, plan: Plan, connections: Sequence[HostConnection], console: Console
-    ) -> None:
-        """Raise RunKilled if `kill` has cancelled the plan's attempt or the previous one.
-
-        connections: those that were passed to `take`, because `kill` may have reached only hosts that
-        the run chose and lost.
-        """
+    def raise_if_killed(self, console: Console) -> None:
+        """Raise RunKilled if `kill` has cancelled this attempt or the previous one."""
         with console.step("asking whether the run was killed"):
-            raise_if_cancelled(plan, connections)
-            if self.previous:  # `kill` may have reached only the previous hosts
-                raise_if_cancelled(self.previous.plan, self.previous.connections)
+            # on all hosts, because `kill` may have reached only one that the run chose and lost
+            raise_if_cancelled(self.run_id, self.attempt, self.connections)
+            self._raise_if_previous_killed()
+
+    def _raise_if_previous_killed(self) -> None:
+        if self.previous:  # `kill` may have reached only its hosts
+            plan = self.previous.plan
+            raise_if_cancelled(plan.run_id, plan.attempt, self.previous.connections)
 
 
 def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: int) -> int:
@@ -116,19 +105,18 @@ def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: 
     return max((number for number in numbers if number <= limit), default=0)
 
 
-def raise_if_cancelled(plan: Plan, connections: Sequence[HostConnection]) -> None:
-    """Raise RunKilled if `kill` has cancelled the plan's attempt on one of the hosts.
+def raise_if_cancelled(run_id: str, attempt: int, connections: Sequence[HostConnection]) -> None:
+    """Raise RunKilled if `kill` has cancelled the attempt on one of the hosts.
 
     Call this after the run's nodes or tickets are created, and before relying on them. `kill` marks
     the reservation first and then looks for nodes and tickets. So either `kill` sees them, or this
     call sees the mark.
     """
-    arguments = plan.run_id, str(plan.attempt)
     answers, _ = try_each(
-        connections, lambda connection: connection.script(CANCELLED, *arguments).code
+        connections, lambda connection: connection.script(CANCELLED, run_id, str(attempt)).code
     )
     if REFUSED in answers.values():
-        raise killed_before_start(plan.run_id)
+        raise killed_before_start(run_id)
 
 
 def killed_before_start(run_id: str) -> RunKilled:

@@ -4,7 +4,6 @@ launcher/start/__init__.py explains what keeps other commands away from it meanw
 """
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,37 +30,37 @@ from .request import Request
 from .reservation import Reservation
 from .settle_with_rivals import settle_with_rivals
 from .start_nodes import create_nodes, remove_nodes, require_ended, start_nodes
+from .ticket_holder import TicketHolder
 from .tickets import Tickets
-from .waiting_line import PlaceInLine
+from .waiting_line import in_line, wait_for_turn
 
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
 
-def run_attempt(request: Request, console: Console, tickets: Tickets | None = None) -> Outcome:
+def run_attempt(request: Request, console: Console, inherited: Tickets | None = None) -> Outcome:
     """Start the attempt on all nodes, and follow it until it ends or this command leaves it.
 
-    Return the outcome. With --wait, first waits in line while other runs use the GPUs. tickets:
-    those of the attempt that this one restarts.
+    Return the outcome. With --wait, first waits in line while other runs use the GPUs. inherited: the
+    tickets of the attempt that this one restarts.
     """
-    previous = tickets.planned if tickets else None
-    reservation = Reservation(request.run_id, request.attempt, request.handed_over, previous)
+    previous = inherited.planned if inherited else None
     with (
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
-        PlaceInLine([*connections, *former], request, tickets, interrupts, console) as line,
+        TicketHolder(request, [*connections, *former], inherited) as tickets,
         # innermost, because it calls the hook and cancels the reservation over the connections
-        failed_start_recorded(request, reservation, hook, console),
+        reservation_for(request, connections, previous, hook, console) as reservation,
     ):
         require_writable(request.folder.path.parent)
         finish_pending_stops(connections, console)
-        starter = Starter(connections, former, reservation, line, interrupts, hook, console)
+        starter = Starter(connections, former, reservation, tickets, interrupts, hook, console)
         while isinstance(result := starter.try_to_run(request), Refused):
-            if outcome := line.wait(result):
+            request = in_line(request, result)
+            reservation.take(console)  # `kill` cancels the reservation of a waiting run
+            if outcome := wait_for_turn(request, result, tickets, interrupts, console):
                 return outcome
-            # its place in line counts from when it first asked for its GPUs
-            request = dataclasses.replace(request, since=result.planned.plan.since)
             console.take_steps()  # the summary of the start omits the refused try
         return result
 
@@ -73,7 +72,7 @@ class Starter:
     connections: Sequence[HostConnection]
     former: Sequence[HostConnection]  # the run's earlier hosts, which may have its checkpoints
     reservation: Reservation
-    line: PlaceInLine
+    tickets: TicketHolder
     interrupts: Interrupts
     hook: EventHook
     console: Console
@@ -86,9 +85,6 @@ class Starter:
         console = self.console
         chosen = choose_hosts(request, self.connections, console)
         if isinstance(chosen, Refused):
-            # `kill` cancels the reservation of a waiting run. It is not made earlier, because it is
-            # never removed, and failed checks must not use up the attempt. Reserving twice does no harm.
-            self.reservation.take(self.connections, console)
             return chosen
         # prepare spares too, so that a later restart can use them at once
         to_prepare = () if request.by == "restart" else request.cluster.spares
@@ -107,24 +103,27 @@ class Starter:
             if reasons := self.start(request, planned, record):
                 return Refused(planned, reasons, choose_again=len(chosen) < len(self.connections))
             self.record_start(request, planned, record)
-            self.line.leave()
+            self.tickets.remove_all()  # the nodes themselves are the claims now
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones
                 return detach.detach(request.folder, RunState.RUNNING, console)
             skews = [facts.clock_skew for facts in checked.facts]
             started = StartedRun(planned.handle, request.folder, record, skews)
-            with self.line.kept_for_restart(planned):
+            with self.tickets.kept_for_restart(planned, console):
                 return follow(started, self.hook, self.interrupts, console)
 
     def reserve(self, request: Request, planned: PlannedAttempt) -> RunRecord:
-        """Reserve the attempt, so that no other command starts it. Return its PENDING record."""
+        """Reserve the attempt, so that no other command starts it. Return its PENDING record.
+
+        Call this after the checks: they may fail, and a reserved attempt's number is used up.
+        """
         if request.by == "resume":  # a refusal must not be recorded as the run's newest attempt
             with self.console.step("asking whether the run is alive"):
                 each_node(planned.connections, lambda each: require_ended(planned.own_nodes(each)))
         # before the reservation, so that a restart leaves the attempt to a resume that prepares it here
         with contextlib.suppress(StateError):  # some file systems have no locks
             request.take_care()
-        self.reservation.take(self.connections, self.console)
+        self.reservation.take(self.console)
         return request.save_pending(planned.plan)
 
     def start(
@@ -140,17 +139,20 @@ class Starter:
         try:
             create_nodes(planned, env, for_hosts(record), console, stop_earlier=stop_earlier)
             reasons = settle_with_rivals(planned, console, self.interrupts.sleep)
-            self.reservation.raise_if_killed(planned.plan, self.connections, console)
-            if reasons:
-                remove_nodes(planned, console, folders=True)
-            else:
+            self.reservation.raise_if_killed(console)
+            if not reasons:
                 start_nodes(planned, env, console)
-            return reasons
-        except BaseException as error:
-            remove_nodes(planned, console, folders=isinstance(error, RunKilled))
-            # the cause may be that `kill` removed a node just before its start
-            self.reservation.raise_if_killed(planned.plan, self.connections, console)
+                return []
+        except RunKilled:
+            remove_nodes(planned, console, folders=True)
             raise
+        except BaseException:
+            remove_nodes(planned, console)
+            # the cause may be that `kill` removed a node just before its start
+            self.reservation.raise_if_killed(console)
+            raise
+        remove_nodes(planned, console, folders=True)
+        return reasons
 
     def record_start(self, request: Request, planned: PlannedAttempt, record: RunRecord) -> None:
         """Record and print that the attempt has started, and call the hook."""
@@ -169,17 +171,24 @@ class Starter:
 
 
 @contextlib.contextmanager
-def failed_start_recorded(
-    request: Request, reservation: Reservation, hook: EventHook, console: Console
-) -> Iterator[None]:
-    """Context manager: if the block fails before the attempt has started, record the failure.
+def reservation_for(
+    request: Request,
+    connections: Sequence[HostConnection],
+    previous: PlannedAttempt | None,
+    hook: EventHook,
+    console: Console,
+) -> Iterator[Reservation]:
+    """Context manager: yield the reservation to take. If the attempt does not start, record that.
 
     The hosts record it too, as a cancelled reservation, because other machines may resume the run.
 
     Records nothing if another command has reserved the attempt.
     """
+    reservation = Reservation(
+        request.run_id, request.attempt, connections, previous, is_own=request.handed_over
+    )
     try:
-        yield
+        yield reservation
     except BaseException as error:
         record = request.folder.load_if_readable(console)
         newest = record.attempt if record and reservation.is_own else None

@@ -51,7 +51,7 @@ class Tickets:
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
         self._keeper.start()
         try:
-            raise_if_cancelled(self.planned.plan, self.planned.connections)
+            self._raise_if_killed(self.planned.connections)
         except RunKilled:
             self.close()
             raise
@@ -111,8 +111,11 @@ class Tickets:
             ]
             if due and not self._closed.is_set():
                 try_each(due, lambda connection: self._replace(connection, own[connection]))
-                raise_if_cancelled(self.planned.plan, due)
+                self._raise_if_killed(due)
             return listed, failures
+
+    def _raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
+        raise_if_cancelled(self.planned.plan.run_id, self.planned.plan.attempt, connections)
 
     def _remove(self) -> None:
         plan = self.planned.plan

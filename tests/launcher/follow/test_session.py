@@ -25,7 +25,7 @@ from launcher.own_folders import locked
 from launcher.runs.run_folder import run_folder
 from launcher.runs.sync_logs import log_store
 from launcher.ssh.host_connection import HostConnection
-from launcher.start.waiting_line import PlaceInLine
+from launcher.start.ticket_holder import TicketHolder
 from launcher.stop.inventory import RunProcess
 from launcher.terminal.console import Console
 
@@ -160,19 +160,19 @@ def test_attach_beside_a_launch_that_has_just_started_the_run_leaves_the_run_to_
 ) -> None:
     cluster = fake_cluster("gpu0")
     codes = []
-    leave = PlaceInLine.leave
+    remove_all = TicketHolder.remove_all
 
     def press_ctrl_c() -> None:
         until(lambda: cluster.hosts["gpu0"].count("wait") > 0, 20)  # attach follows the node
         os.kill(os.getpid(), signal.SIGINT)
 
-    def attach_now(line: PlaceInLine) -> None:
+    def attach_now(tickets: TicketHolder) -> None:
         threading.Thread(target=press_ctrl_c).start()
         codes.append(cluster.ddpctl("attach")[0])
         cluster.nodes[0].end(0)
-        leave(line)
+        remove_all(tickets)
 
-    monkeypatch.setattr(PlaceInLine, "leave", attach_now)
+    monkeypatch.setattr(TicketHolder, "remove_all", attach_now)
     codes.append(cluster.launch()[0])
     assert (codes, cluster.recorders) == ([130, 0], [])
 

@@ -17,7 +17,7 @@ from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
 from launcher.hosts import Host
 from launcher.ssh.host_connection import connected
-from launcher.start import launch, run_attempt, start_nodes, waiting_line
+from launcher.start import launch, run_attempt, start_nodes, ticket_holder, waiting_line
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.tickets import Tickets
@@ -152,7 +152,7 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
         (run_attempt, "create_nodes"),
         (run_attempt, "start_nodes"),
         (run_attempt.Starter, "record_start"),
-        (waiting_line.PlaceInLine, "kept_for_restart"),
+        (ticket_holder.TicketHolder, "kept_for_restart"),
     ],
 )
 def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(

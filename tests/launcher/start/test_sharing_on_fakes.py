@@ -53,7 +53,6 @@ from launcher.start.settle_with_rivals import (
 )
 from launcher.start.start_nodes import create_nodes, remove_nodes, start_nodes
 from launcher.start.tickets import Tickets
-from launcher.start.waiting_line import PlaceInLine
 from launcher.stop.stop_run import Stop
 from launcher.terminal.console import Console
 
@@ -469,14 +468,14 @@ def test_a_signal_after_one_that_leaves_a_waiting_run_does_not_cancel_it(
 ) -> None:
     cluster = make("gpu0")
     cluster.launch("--detach")
-    await_turn = PlaceInLine._await_turn
+    turn_or_signal = waiting_line.turn_or_signal
 
-    def interrupted(line: PlaceInLine, *args: Any) -> int | None:
+    def interrupted(*args: Any) -> int | None:
         for number in (first, second) if together else (first,):
             signal.raise_signal(number)
-        return await_turn(line, *args)
+        return turn_or_signal(*args)
 
-    monkeypatch.setattr(PlaceInLine, "_await_turn", interrupted)
+    monkeypatch.setattr(waiting_line, "turn_or_signal", interrupted)
     if not together:
         recorder_starts_during(second, cluster, monkeypatch)
     exit_code, _, err = cluster.launch("--wait")
@@ -659,7 +658,7 @@ def place_in_line(cluster: FakeCluster) -> Iterator[Tickets]:
     with connected(given.hosts) as connections:
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
-        Reservation(plan.run_id, 1).take(connections, Console(quiet=True))
+        Reservation(plan.run_id, 1, connections).take(Console(quiet=True))
         place = Tickets(PlannedAttempt(plan, connections))
         place.join()
         yield place
@@ -672,7 +671,7 @@ def test_a_kill_during_a_long_push_is_not_forgotten(make: Make) -> None:
         kill_from_elsewhere(cluster, "later")
         assert cluster.tickets == []
         with pytest.raises(RunKilled):
-            raise_if_cancelled(place.planned.plan, place.planned.connections)
+            raise_if_cancelled("later", 1, place.planned.connections)
         with pytest.raises(RunKilled):
             place.renew()
     assert cluster.tickets == []

@@ -49,7 +49,7 @@ def test_an_attempt_can_be_reserved_only_once(
     connection = HostConnection(host)
 
     def reserve(attempt: int) -> None:
-        Reservation("r1", attempt).take([connection], Console(quiet=True))
+        Reservation("r1", attempt, [connection]).take(Console(quiet=True))
 
     reserve(2)
     with pytest.raises(UsageError, match="attempt 2 was already started"):
@@ -67,13 +67,13 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
     lost, connection = HostConnection(Host("gpu0")), HostConnection(Host("local"))
     monkeypatch.setattr(lost, "script", no_answer)
     console = Console(quiet=True)
-    own = Reservation("r1", 2)
-    own.take([lost, connection], console)
-    own.take([lost, connection], console)
+    own = Reservation("r1", 2, [lost, connection])
+    own.take(console)
+    own.take(console)
     with pytest.raises(UsageError, match=r"^local: attempt 2 was already started"):
-        Reservation("r1", 2).take([lost, connection], console)
+        Reservation("r1", 2, [lost, connection]).take(console)
     with pytest.raises(NodesFailed, match="gpu0: no answer"):
-        Reservation("r1", 2).take([lost], console)
+        Reservation("r1", 2, [lost]).take(console)
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def cancelled_on_gpu0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostCo
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HOSTNAME_NOW", "gpu0")
     connection = HostConnection(Host("local"))
-    given_up = Reservation("r1", 2)
-    given_up.take([connection], Console(quiet=True))
+    given_up = Reservation("r1", 2, [connection])
+    given_up.take(Console(quiet=True))
     given_up.cancel()
     assert newest_cancelled([connection], "r1", 9) == 2
     monkeypatch.setenv("HOSTNAME_NOW", "gpu1")
@@ -106,8 +106,7 @@ def test_a_stop_on_another_host_with_the_same_home_does_not_keep_an_attempt_from
     cancelled_on_gpu0: HostConnection,
 ) -> None:
     """A stop that could not be confirmed earlier is completed there, while a later attempt waits here."""
-    plan: Any = SimpleNamespace(run_id="r1", attempt=2)
-    raise_if_cancelled(plan, [cancelled_on_gpu0])
+    raise_if_cancelled("r1", 2, [cancelled_on_gpu0])
 
 
 def test_of_two_at_once_exactly_one_starts_and_the_run_is_whole(tmp_path: Path) -> None:

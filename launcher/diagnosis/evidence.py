@@ -33,7 +33,7 @@ class NodeEvidence:
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
     tail: Sequence[OutputLines] = ()  # the newest lines, each in an entry of its own
     exit_code: int | None = None  # reported by the supervisor, else by the engine
-    engine_saw_end: bool = False  # whether the engine has reported the end of the node
+    exited: bool = False  # whether the engine has reported the end of the node
     unit: str = "container"  # what the engine calls a node, in messages
     oom_killed: bool = False  # according to the engine
     unseen: str | None = None  # why the launching machine cannot reach the node; None if it can

@@ -125,7 +125,7 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
     weight, kind = Weight.CAUSE, "host-lost"
     if node.oom_killed:
         kind, message = "oom-killed", classify.oom_message(node.of(ResourceUsage))
-    elif node.exit_code is not None or (node.engine_saw_end and not node.unseen):
+    elif node.exit_code is not None or (node.exited and not node.unseen):
         code = node.exit_code
         how = "and left no exit code" if code is None else f"(exit code {code})"
         kind, message = "container-killed", f"its {node.unit} was killed {how}"

@@ -35,7 +35,7 @@ def note_killed(handle: AttemptHandle, run_id: str, nodes: Mapping[int, Followed
     silent = {
         rank: member.connection
         for rank, member in enumerate(handle.members)
-        if nodes[rank].engine_saw_end and not nodes[rank].end
+        if nodes[rank].exited and not nodes[rank].end
     }
     reports, _ = reported_nodes([*silent.values()], run_id)
     cancelled = {
@@ -109,7 +109,7 @@ def ask_kernels(
         node.gpus, node.xids = log.addresses(gpus), log.xids
         node.kernel, node.gpus_after = log.lines, log.loads
 
-    ended = {rank for rank, node in nodes.items() if node.end or node.engine_saw_end}
+    ended = {rank for rank, node in nodes.items() if node.has_ended}
     with console.step("looking for GPU and memory errors"):
         try_each([each for each, member in members.items() if member.place.node_rank in ended], ask)
 

@@ -46,13 +46,13 @@ class FollowedNode(NodeEvidence):
     usage: Usage | None = None  # the newest
     event_bytes: int = 0  # the size of `events` as text
     offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
-    size: int = 0  # the journal's size in bytes, once the node has ended
+    journal_size: int = 0  # see Exited
     contact: Contact = field(default_factory=Contact)
     done: bool = False  # whether nothing more will come from it: see Monitor._newly_done
     killed: bool = False  # whether `kill` ended it before its supervisor could report an end
     # times by time.monotonic()
-    reported_at: float = 0.0  # the last report of the node's watcher
-    end_received: float = 0.0
+    heard_at: float = 0.0  # when its watcher last passed on anything
+    end_heard_at: float = 0.0  # when `end` arrived
 
     @property
     def end_state(self) -> NodeState:
@@ -64,6 +64,11 @@ class FollowedNode(NodeEvidence):
         return self.end_state is NodeState.SUCCEEDED
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the node's supervisor or engine has reported its end."""
+        return self.end is not None or self.exited
+
+    @property
     def seems_alive(self) -> bool:
         """Whether the node has not reported its end, and may still report more."""
         return not self.done and self.end is None
@@ -71,13 +76,13 @@ class FollowedNode(NodeEvidence):
     @property
     def was_read(self) -> bool:
         """Whether the node's journal was read to the end."""
-        return self.end is not None or (self.engine_saw_end and self.offset >= self.size)
+        return self.end is not None or (self.exited and self.offset >= self.journal_size)
 
     def keep_lines(self, output: OutputLines) -> None:
         """Keep the last few lines, each in an OutputLines of its own."""
-        newest = (line[:LONGEST_TEXT] for line in output.lines[-TAIL_LINES:])
-        # not `_replace`, which takes more than twice as long
-        self.tail.extend(OutputLines(*output[:4], [line]) for line in newest)
+        host, node_rank, at, rank, lines, _ = output  # `_replace` takes more than twice as long
+        newest = ([line[:LONGEST_TEXT]] for line in lines[-TAIL_LINES:])
+        self.tail.extend(OutputLines(host, node_rank, at, rank, line) for line in newest)
 
     def keep_event(self, at: float, event: Event) -> None:
         """Keep an event. at: unix seconds, by the node's clock."""
@@ -89,7 +94,7 @@ class FollowedNode(NodeEvidence):
             self.gpus_before = self.gpus_before or event.gpus
             return
         if isinstance(event, End):
-            self.exit_code, self.end_received = event.exit_code, time.monotonic()
+            self.exit_code, self.end_heard_at = event.exit_code, time.monotonic()
         self.events.append((at, event))
         self.event_bytes += len(repr(event))
         if self.event_bytes > MOST_EVENTS:  # after many restarts in place; the newest matter
@@ -113,6 +118,6 @@ class FollowedNode(NodeEvidence):
         if self.contact.gone:
             return True
         if self.end:
-            return self.engine_saw_end or (drained and now - self.end_received > ENGINE_TIMEOUT)
-        silent = drained and now - self.reported_at > DRAIN_TIMEOUT
-        return self.was_read or (self.engine_saw_end and silent)
+            return self.exited or (drained and now - self.end_heard_at > ENGINE_TIMEOUT)
+        silent = drained and now - self.heard_at > DRAIN_TIMEOUT
+        return self.was_read or (self.exited and silent)

@@ -38,11 +38,11 @@ class PastEvents:
 
 @dataclass(frozen=True)
 class Exited:
-    """The engine has reported the node's end. size: bytes of its journal; 0 if unknown or all read."""
+    """The engine has reported the node's end. journal_size: bytes; 0 if unknown or all read."""
 
     node_rank: int
     status: NodeStatus
-    size: int
+    journal_size: int
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Monitor:
 
     def _observe(self, item: Item) -> list[Observation]:
         node = self.nodes[item.node_rank]
-        node.reported_at = time.monotonic()
+        node.heard_at = time.monotonic()
         match item:
             case NewEntries(_, entries, offset):
                 for output in output_in(entries):
@@ -137,7 +137,7 @@ class Monitor:
             case ProbeFailed(_, why) if not node.end:  # it may have ended during the probe
                 node.contact.lose(why, gone=True)
             case Exited():
-                node.engine_saw_end, node.size = True, item.size
+                node.exited, node.journal_size = True, item.journal_size
                 node.oom_killed = item.status.oom_killed
                 if node.end is None:
                     node.exit_code = item.status.exit_code
@@ -190,7 +190,7 @@ class Monitor:
         reasons = [node.end.reason for node in ended if node.end]
         lost_by_peers = {r.node_rank for r in reasons if r and r.kind == "host-lost"}
         if all(node.node_rank in lost_by_peers for node in remaining):
-            return now - max(node.end_received for node in ended) > ENGINE_TIMEOUT
+            return now - max(node.end_heard_at for node in ended) > ENGINE_TIMEOUT
         silence = now - max(node.contact.lost_at for node in remaining)
         return any(not node.succeeded for node in ended) and silence > SILENCE_TIMEOUT
 
@@ -202,7 +202,7 @@ class Monitor:
         """
         now, nodes = time.monotonic(), self.nodes.values()
         failed = (node for node in nodes if not (node.seems_alive or node.succeeded))
-        failed_at = (node.end_received for node in failed)
+        failed_at = (node.end_heard_at for node in failed)
         if now - min(failed_at, default=now) < PROBE_DELAY:
             return
         for watcher in self._watchers:

@@ -126,9 +126,9 @@ class NodeWatcher:
             # the engine was shut down, or the script that waits was killed
             what = "its engine stopped waiting for the end of the node, which may still be running"
             raise UnusableAnswer(what, host=self._member.connection.name)
-        size = 0
+        journal_size = 0
         if not self._read_whole:
             done = self._member.connection.run(["wc", "-c", self._member.place.journal])
             count = done.stdout.strip().partition(b" ")[0]
-            size = int(count[:18]) if count.isdigit() else 0
-        yield Exited(self.node_rank, status, size)
+            journal_size = int(count[:18]) if count.isdigit() else 0
+        yield Exited(self.node_rank, status, journal_size)

@@ -243,7 +243,7 @@ class Session:
         attempt.ended = None if attempt.state is RunState.UNKNOWN else timestamp()
         explain(self.run.handle, self.run.folder, self.record, nodes, self.console)
         attempt.settle_nodes()
-        not_seen = {node.host for node in nodes.values() if not (node.end or node.engine_saw_end)}
+        not_seen = {node.host for node in nodes.values() if not node.has_ended}
         not_stopped = {connection.name for connection in unconfirmed}
         # hosts of earlier attempts, which only the next command that reaches them can ask
         former = {*self.record.pending_stop} - {node.host for node in nodes.values()}

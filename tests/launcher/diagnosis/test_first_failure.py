@@ -220,7 +220,7 @@ def test_an_image_in_which_the_supervisor_cannot_run_is_no_killed_container(
 
 
 def test_a_removed_container_does_not_make_a_host_that_answers_lost() -> None:
-    removed = NodeEvidence(1, "gpu2", events=[START], engine_saw_end=True, unit="supervisor")
+    removed = NodeEvidence(1, "gpu2", events=[START], exited=True, unit="supervisor")
     failure = first(node(0, stopping(9.0, "host-lost", 1)), removed)
     assert (failure.kind, failure.host) == ("container-killed", "gpu2")
     assert failure.message == "its supervisor was killed and left no exit code"

@@ -76,7 +76,7 @@ def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
 
 def test_a_run_that_ended_before_anyone_attached_is_judged_by_its_events(tmp_path: Path) -> None:
     [node] = followed(tmp_path, JOURNAL, len(JOURNAL))
-    assert isinstance(node, FollowedNode) and node.engine_saw_end
+    assert isinstance(node, FollowedNode) and node.exited
     assert node.end is not None and node.end.state == "cancelled"
     assert [event.kind for _, event in node.events] == ["stopping", "end"]
 
@@ -91,8 +91,8 @@ def test_events_that_cannot_be_read_are_skipped_with_one_warning(
     assert [event.kind for _, event in node.events] == ["stopping", "end"]
 
 
-END = {"events": [(1.7, End(EndState.FAILED, 1))], "end_received": 100.0}
-ENGINE_SAW_END = {"engine_saw_end": True, "size": 10, "reported_at": 100.0}
+END = {"events": [(1.7, End(EndState.FAILED, 1))], "end_heard_at": 100.0}
+EXITED = {"exited": True, "journal_size": 10, "heard_at": 100.0}
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ ENGINE_SAW_END = {"engine_saw_end": True, "size": 10, "reported_at": 100.0}
         ({}, False),
         ({"contact": Contact(HostUnreachable("no answer"))}, False),
         ({"contact": Contact(HostUnreachable("no answer"), gone=True)}, True),
-        ({**ENGINE_SAW_END, **END}, True),
-        ({**ENGINE_SAW_END, "offset": 10}, True),
+        ({**EXITED, **END}, True),
+        ({**EXITED, "offset": 10}, True),
     ],
 )
 def test_a_node_is_done_once_all_of_it_was_read_or_a_probe_of_its_host_failed(
@@ -113,9 +113,7 @@ def test_a_node_is_done_once_all_of_it_was_read_or_a_probe_of_its_host_failed(
     assert node.nothing_more_comes(1000.0, drained=True) is done
 
 
-@pytest.mark.parametrize(
-    ("known", "silence"), [(END, 1.5), ({**ENGINE_SAW_END, "offset": 9}, 15.0)]
-)
+@pytest.mark.parametrize(("known", "silence"), [(END, 1.5), ({**EXITED, "offset": 9}, 15.0)])
 def test_a_node_that_has_ended_is_done_after_a_silence_in_which_no_line_waits(
     known: dict[str, Any], silence: float
 ) -> None:

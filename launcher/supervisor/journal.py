@@ -47,9 +47,8 @@ class Journal:
 
         Lines that do not fit on the disk are counted as lost.
         """
-        entries = _entries(who, data)
-        taken = self._append(entries)
-        self._lost += entries.count(b"\n", taken)
+        rejected = self._append(_entries(who, data))
+        self._lost += rejected.count(b"\n")
         label = self._host if who == b"-" else b"%b:%b" % (self._host, who)
         self._copy_to_engine_log(_prefixed(b"[%b] " % label, data))
 
@@ -58,12 +57,11 @@ class Journal:
         self.write_lines(b"-", b"ddpctl: %b\n" % text.encode(errors="replace"))
 
     def write_event(self, event: Event) -> None:
-        entry = _event_entry(event)
-        missing = entry[self._append(entry) :]
-        if missing or self._rest:
+        rejected = self._append(_event_entry(event))
+        if rejected or self._rest:
             with contextlib.suppress(OSError):
                 os.truncate(self._ballast, 0)
-            self._append(missing)
+            self._append(rejected)
 
     def try_write_event(self, event: Event) -> None:
         """Write an event that may be lost because the disk is full."""
@@ -74,18 +72,30 @@ class Journal:
             os.unlink(self._ballast)
         os.close(self._file)
 
-    def _append(self, data: bytes) -> int:
-        """Append whole entries, preceded by a note on lost lines.
+    def _append(self, entries: bytes) -> bytes:
+        """Append whole entries, preceded by a note on lost lines. Return those that a full disk rejects.
 
-        Return how many bytes of `data` were taken. If the disk is full, takes the entries that fit
-        and the one that is cut off, whose rest is written first next time. The file is never
-        truncated, because `tail -F` would then print all of it again.
+        The rest of an entry that is cut off is written first next time. The file is never truncated,
+        because `tail -F` would then print all of it again.
         """
-        head = self._rest
+        text = self._rest
         if self._lost:
-            text = b"ddpctl: the disk was full; lines of output missing here: %d\n" % self._lost
-            head += _entries(b"-", text)
-        text = head + data
+            note = b"ddpctl: the disk was full; lines of output missing here: %d\n" % self._lost
+            text += _entries(b"-", note)
+        text += entries
+        written = self._write(text)
+        is_cut_off = text[written - 1 : written] != b"\n" if written else bool(self._rest)
+        self._rest, rejected = b"", text[written:]
+        if is_cut_off:
+            rest, newline, rejected = rejected.partition(b"\n")
+            self._rest = rest[:LONGEST_REST] + newline
+        if len(rejected) > len(entries):  # not even the note was written
+            return entries
+        self._lost = 0
+        return rejected
+
+    def _write(self, text: bytes) -> int:
+        """Write what the disk has room for. Return how many bytes."""
         view = memoryview(text)
         try:
             while view:
@@ -93,15 +103,7 @@ class Journal:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-        written = len(text) - len(view)
-        # up to the end of the entry that the disk has cut off
-        taken = text.index(b"\n", written - 1) + 1 if written else len(self._rest)
-        self._rest = text[written:taken]
-        if len(self._rest) > LONGEST_REST:
-            self._rest = self._rest[:LONGEST_REST] + b"\n"
-        if taken >= len(head):
-            self._lost = 0
-        return max(0, taken - len(head))
+        return len(text) - len(view)
 
     def _copy_to_engine_log(self, data: bytes) -> None:
         if len(self._stdout) <= STDOUT_BACKLOG:  # otherwise only the journal gets these lines

@@ -137,7 +137,7 @@ def test_an_attempt_stays_open_on_a_full_disk_until_it_ends(
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps({"dataset_digest": DIGEST}))
     journal = Journal(str(folder), "gpu9")
-    monkeypatch.setattr(journal, "_append", lambda _: False)
+    monkeypatch.setattr(journal, "_append", lambda entries: entries)
     journal.write_event(Clock(1.0, 0.1))
     assert (folder / "ballast").stat().st_size == 0
     [attempt] = take_inventory(HERE, folder=True).open_attempts

@@ -26,12 +26,16 @@ def tables() -> dict[str, str]:
         for kind in KINDS.values()
     ]
     texts = [
-        f"| `{text.kind}` | {', '.join(f'`{phrase}`' for phrase in text.phrases)} "
+        f"| `{text.kind}` | {', '.join(map(_code, text.phrases))} "
         f"| {_sentence(text.remedy or KINDS[text.kind].remedy)} |\n"
         for text in ERROR_TEXTS
     ]
     shown = {KIND_HEADER: kinds, TEXT_HEADER: texts}
     return {header: header + "".join(rows) for header, rows in shown.items()}
+
+
+def _code(phrase: str) -> str:
+    return f"`` {phrase} ``" if "`" in phrase else f"`{phrase}`"
 
 
 def _sentence(remedy: str) -> str:

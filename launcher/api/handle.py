@@ -140,16 +140,17 @@ class Run:
         self, log_filter: LogFilter, follow: bool, failures: Mapping[str, DdpctlError]
     ) -> Iterator[str]:
         shown: Marks = {}
-        while True:
-            last = not (follow and is_taken_care_of(self._folder))  # checked before lines are read
+        more_may_come = True
+        while more_may_come:
+            # check this before reading the lines, because a process may write some and then end
+            more_may_come = follow and is_taken_care_of(self._folder)
             known = known_marks(self._folder.logs)
-            for records in merged(self._folder.logs, log_filter, known, shown):
-                text = render(map(visible, records)).decode(errors="replace")
+            for output in merged(self._folder.logs, log_filter, known, shown):
+                text = render(map(visible, output)).decode(errors="replace")
                 yield from colored(text).split("\n")[:-1]
-            if last:
-                break
             shown, log_filter = known, dataclasses.replace(log_filter, tail=None)
-            time.sleep(POLL)
+            if more_may_come:
+                time.sleep(POLL)
         if failures:
             raise NodesFailed(failures)
 

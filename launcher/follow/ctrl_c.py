@@ -77,13 +77,13 @@ class Interrupts:
             yield
         finally:
             self._holds -= 1
-        if not self._holds and self.to_end():
+        if not self._holds and self.asked_to_end():
             raise KeyboardInterrupt
 
     def sleep(self, seconds: float) -> None:
         """Sleep in a `held()` block. Then raise KeyboardInterrupt if Ctrl-C or SIGTERM is queued."""
         time.sleep(seconds)
-        if self.to_end():
+        if self.asked_to_end():
             self.forget()
             raise KeyboardInterrupt
 
@@ -91,7 +91,7 @@ class Interrupts:
         """Remove and return the oldest queued signal; None if the queue is empty."""
         return self._pending.pop(0) if self._pending else None
 
-    def to_end(self) -> bool:
+    def asked_to_end(self) -> bool:
         """Return whether a queued signal asks this process to end its work."""
         return not set(self._pending) <= set(LEAVING)
 

@@ -78,9 +78,9 @@ class FollowedNode(NodeEvidence):
         """Whether the node's journal was read to the end."""
         return self.end is not None or (self.exited and self.offset >= self.journal_size)
 
-    def keep_lines(self, output: OutputLines) -> None:
+    def keep_lines(self, entry: OutputLines) -> None:
         """Keep the last few lines, each in an OutputLines of its own."""
-        host, node_rank, at, rank, lines, _ = output  # `_replace` takes more than twice as long
+        host, node_rank, at, rank, lines, _ = entry  # `_replace` takes more than twice as long
         newest = ([line[:LONGEST_TEXT]] for line in lines[-TAIL_LINES:])
         self.tail.extend(OutputLines(host, node_rank, at, rank, line) for line in newest)
 

@@ -125,8 +125,8 @@ class Monitor:
         node.heard_at = time.monotonic()
         match item:
             case NewEntries(_, entries, offset):
-                for output in output_in(entries):
-                    node.keep_lines(output)
+                for entry in output_in(entries):
+                    node.keep_lines(entry)
                 return [item, *self._note_events(node, events_in(entries), offset)]
             case PastEvents(_, events, offset):
                 return [*self._note_events(node, events, offset)]

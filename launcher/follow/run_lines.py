@@ -33,14 +33,14 @@ class RunLines:
 
     def settle(self) -> None:
         """Print all lines that were held back, and a note if lines were hidden."""
-        self._print(self._reports.take_held())
+        self._print(self._reports.held)
         if self._fold:
             self.console.show(self._fold.take_all())
         self.console.flush()
         if count := len(self._reports.hidden_on):
             hidden = f"torchrun's own report from {counted(count, 'node')} is hidden"
             self.console.say(f"{hidden}; `ddpctl logs` shows it")
-        self._reports.hidden_on.clear()
+        self._reports = TorchrunReports()
 
     def _print(self, output: Sequence[OutputLines]) -> None:
         if self._fold:

@@ -33,7 +33,11 @@ from .monitor import ContactChange, Monitor, NodeDone, Observation, Restarted, T
 from .panel import live_panel
 from .run_lines import RunLines
 
-ENDED = (NodeState.SUCCEEDED, NodeState.FAILED, NodeState.CANCELLED)  # see NodeEvidence.end_state
+END_STATES = (
+    NodeState.SUCCEEDED,
+    NodeState.FAILED,
+    NodeState.CANCELLED,
+)  # see NodeEvidence.end_state
 LOG_PATIENCE = 10.0  # seconds; without the store, a run's lines are not recorded until its end
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
@@ -54,7 +58,7 @@ class StartedRun:
 
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user leaves it, and return the outcome."""
-    patience, ctrl_c = run.log_patience, interrupts.to_end
+    patience, ctrl_c = run.log_patience, interrupts.asked_to_end
     log = nullcontext() if patience is None else log_store(run.folder, console, patience, ctrl_c)
     with interrupts.held(), log as store:
         monitor = Monitor(run.handle, run.shown, run.clock_skews)
@@ -166,7 +170,7 @@ class Session:
 
     def _node_done(self, node: FollowedNode) -> None:
         entry = self.record.attempt.nodes[node.node_rank]
-        is_news = entry.state not in ENDED
+        is_news = entry.state not in END_STATES
         entry.exit_code, entry.state = node.exit_code, node.end_state
         self._unsaved = True
         if is_news:  # otherwise, an earlier command has reported it

@@ -43,12 +43,12 @@ class JournalReader:
         for head, texts in grouped(lines, HEAD):
             prefix, time, who = head.group(0, 1, 2) if head else (b"", self._time, b"-")
             self._time = float(time)
-            size = len(prefix) + 1  # bytes of a line in addition to its text
+            extra = len(prefix) + 1  # bytes of a line in addition to its text
             if who == b"!":
                 for text in texts:
-                    offset += size + len(text)
+                    offset += extra + len(text)
                     yield EventEntry(self._time, parsed_event(text), offset)
             else:
-                offset += size * len(texts) + sum(map(len, texts))
+                offset += extra * len(texts) + sum(map(len, texts))
                 rank = None if who == b"-" else int(who)
                 yield OutputLines(self._host, self._node_rank, self._time, rank, texts, offset)

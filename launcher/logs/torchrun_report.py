@@ -53,10 +53,10 @@ class TorchrunReports:
                 shown.append(entry._replace(lines=lines))
         return shown
 
-    def take_held(self) -> list[OutputLines]:
-        """Return the lines that were held back for a traceback that never ended."""
+    @property
+    def held(self) -> list[OutputLines]:
+        """The lines that are held back, because a traceback has not ended."""
         agents = [agent for agent in self._agents.values() if agent.held]
-        self._agents.clear()
         return [agent.newest._replace(lines=agent.held) for agent in agents]
 
     def _shown(self, entry: OutputLines) -> list[bytes]:

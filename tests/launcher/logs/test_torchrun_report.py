@@ -36,7 +36,7 @@ def test_a_report_is_hidden_in_whichever_pieces_it_comes(end: bytes) -> None:
     reports = TorchrunReports()
     assert b"".join(shown(reports, line) for line in lines) == b"[gpu0] after\n"
     assert reports.hidden_on == {0}
-    assert render(reports.take_held()) == b""
+    assert render(reports.held) == b""
 
 
 @pytest.mark.parametrize("end", [CHILD_FAILED, STOPPED], ids=["failed", "stopped"])
@@ -101,4 +101,4 @@ def test_a_traceback_with_a_very_long_line_is_not_held_back(first: bytes) -> Non
 def test_a_traceback_without_an_end_is_shown_at_the_end() -> None:
     reports = TorchrunReports()
     assert shown(reports, TRACEBACK) == b""
-    assert render(reports.take_held()) == TRACEBACK
+    assert render(reports.held) == TRACEBACK

@@ -93,7 +93,7 @@ def show_logs(
         has_succeeded = all(node.succeeded for node in monitor.nodes.values())
         may_restart = unchecked.attempt is None and not has_succeeded
         first = wait_for_attempt(folder, attempt.number, console) if may_restart else None
-        unchecked = dataclasses.replace(unchecked, tail=None)
+        unchecked = dataclasses.replace(unchecked, tail=None)  # all lines of later attempts are new
     return result
 
 

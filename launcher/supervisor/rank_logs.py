@@ -35,33 +35,33 @@ class Tail:
     def __init__(self, path: str, who: bytes, journal: Journal) -> None:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT)  # freeing disk blocks needs write access
         self._who, self._journal = who, journal
-        self._taken = self._freed = 0  # how many bytes have been copied, and freed on disk
-        self._pending = bytearray()  # copied, but not passed on yet
-        self._last = b""  # the end of the copied data
+        self._read = self._freed = 0  # how many bytes have been read, and freed on disk
+        self._pending = bytearray()  # read, but not in the journal yet
+        self._last = b""  # the end of what is in the journal
 
-    def read(self) -> int:
-        """Copy up to READ_SIZE new bytes. Return how many."""
+    def copy_new(self) -> int:
+        """Read up to READ_SIZE new bytes, and copy whole lines. Return how many bytes were read."""
         data = os.read(self._file, READ_SIZE)
-        self._taken += len(data)
+        self._read += len(data)
         self._free_disk()
         whole, newline, rest = data.rpartition(b"\n")
         if newline:
             self._pending += whole
-            self._pass_on()
+            self._copy_pending()
         self._pending += rest
         if len(self._pending) > LONGEST_LINE:
-            self._pass_on()
+            self._copy_pending()
         return len(data)
 
     def has_grown(self) -> bool:
-        return os.fstat(self._file).st_size > self._taken
+        return os.fstat(self._file).st_size > self._read
 
     def finish(self) -> None:
         """Copy the rest, including a last line without a newline."""
-        while self.read():
+        while self.copy_new():
             pass
         if self._pending:
-            self._pass_on()
+            self._copy_pending()
 
     def close(self) -> None:
         os.close(self._file)
@@ -71,13 +71,13 @@ class Tail:
 
     def _free_disk(self) -> None:
         """Free the disk blocks of copied output once there are many, if the file system can."""
-        size = self._taken - self._freed
+        size = self._read - self._freed
         if size >= FREE_SIZE:
             start, length = ctypes.c_longlong(self._freed), ctypes.c_longlong(size)
             ctypes.CDLL(None).fallocate(self._file, PUNCH_HOLE, start, length)
-            self._freed = self._taken
+            self._freed = self._read
 
-    def _pass_on(self) -> None:
+    def _copy_pending(self) -> None:
         lines = bytes(self._pending) + b"\n"
         self._pending.clear()
         self._journal.write_lines(self._who, lines)
@@ -109,10 +109,10 @@ class RankLogs:
 
     def copy_new(self) -> int:
         """Copy new output. Return how many bytes of it came from ranks."""
-        self.torchrun_tail.read()
+        self.torchrun_tail.copy_new()
         if len(self._tails) < 2 * self._spec.nproc_per_node:
             self._find()
-        return sum(tail.read() for tail in self._tails.values())
+        return sum(tail.copy_new() for tail in self._tails.values())
 
     def drain(self, local_rank: int) -> None:
         """Copy all remaining whole lines of a rank that has exited.
@@ -121,7 +121,7 @@ class RankLogs:
         """
         self._find()  # the rank may have started and exited since the last `copy_new`
         for (rank, _), tail in self._tails.items():
-            while rank == local_rank and tail.read():
+            while rank == local_rank and tail.copy_new():
                 pass
 
     def finish(self) -> None:

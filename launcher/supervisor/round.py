@@ -190,7 +190,7 @@ class Round:
 
     def find_ended_ranks(self, began: float) -> None:
         """Find out which ranks torchrun has ended. began: when the ranks were last examined."""
-        self.logs.torchrun_tail.read()
+        self.logs.torchrun_tail.copy_new()
         if pids := ended_pids(self.logs.torchrun_tail.last_lines()):
             self.ended_pids |= pids
             self.failed_by = self.failed_by or began

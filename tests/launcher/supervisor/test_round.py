@@ -107,7 +107,7 @@ def test_a_rank_that_fails_just_after_the_look_at_it_is_named_not_one_that_torch
 
     monkeypatch.setattr(Rank, "look", look)
     made, stopped_for = Round.__new__(Round), list[int]()
-    torchrun_tail = SimpleNamespace(read=lambda: 0, last_lines=list)
+    torchrun_tail = SimpleNamespace(copy_new=lambda: 0, last_lines=list)
     vars(made).update(
         reason=None,
         early=None,

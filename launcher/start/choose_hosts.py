@@ -14,7 +14,7 @@ from ..terminal.console import Console
 from ..text import counted, names
 from .planned_attempt import PlannedAttempt, Refused
 from .request import Request
-from .settle_with_rivals import in_the_way, list_claims
+from .settle_with_rivals import free_hosts, list_claims
 
 
 def choose_hosts(
@@ -43,13 +43,12 @@ def choose_hosts(
         )
     plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
     planned = PlannedAttempt(plan, able)
-    ahead, reasons = in_the_way(planned, list_claims(planned))
-    # a host that did not answer is not in `ahead`, and so is not free
-    free = [rank for rank, connection in enumerate(able) if ahead.get(connection) == []]
+    free, reasons = free_hosts(planned, list_claims(planned))
     if len(free) < count:
         return Refused(planned, reasons)
-    subnets = [facts[able[rank]].network_of(plan.nodes[rank].internal_ip or "") for rank in free]
-    chosen = [able[free[index]] for index in same_subnet_first(subnets, count)]
+    ips = [planned.node_plans[connection].internal_ip or "" for connection in free]
+    subnets = [facts[connection].network_of(ip) for connection, ip in zip(free, ips, strict=True)]
+    chosen = [free[index] for index in same_subnet_first(subnets, count)]
     console.say(f"the run uses {names(connection.name for connection in chosen)}")
     return chosen
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 
 from ..engines.choose import claims_on, engines_on
 from ..engines.claims import goes_first, rivals, taken, undecided
@@ -45,7 +45,13 @@ def settle_with_rivals(
         while True:
             rivals_there = each_node(sharing, rivals_after_cleanup)
             late = time.monotonic() > deadline
-            _, reasons = _ahead(planned, rivals_there, resources, or_undecided=late)
+            reasons = [
+                error
+                for connection, here in rivals_there.items()
+                for error in errors_ahead(
+                    planned, connection, resources[connection], here, or_undecided=late
+                )
+            ]
             if reasons:
                 return reasons
             if not any(undecided(rival) for here in rivals_there.values() for rival in here):
@@ -59,48 +65,43 @@ def list_claims(planned: PlannedAttempt) -> Claims:
     return try_each(planned.connections, lambda connection: claims_on(connection, name))
 
 
-def in_the_way(
+def free_hosts(
     planned: PlannedAttempt, claims: Claims
-) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals that are ahead or undecided by host, and an error for each.
+) -> tuple[list[HostConnection], list[DdpctlError]]:
+    """Return the hosts on which no rival is ahead or undecided, and an error for each such rival.
 
     The errors in `claims` follow. A master port that the plan chose itself does not count, because
     the next plan chooses another.
     """
     plan, (listed, failures) = planned.plan, claims
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
-    resources = {connection: here - port for connection, here in planned.resources.items()}
-    rivals_there = {
-        connection: rivals(plan.run_id, resources[connection], here)
-        for connection, here in listed.items()
-    }
-    ahead, reasons = _ahead(planned, rivals_there, resources, or_undecided=True)
-    return ahead, [*reasons, *failures.values()]
+    free, reasons = [], []
+    for connection, here in listed.items():
+        needed = planned.resources[connection] - port
+        rivals_here = rivals(plan.run_id, needed, here)
+        ahead = errors_ahead(planned, connection, needed, rivals_here, or_undecided=True)
+        reasons += ahead
+        if not ahead:
+            free.append(connection)
+    return free, [*reasons, *failures.values()]
 
 
-def _ahead(
+def errors_ahead(
     planned: PlannedAttempt,
-    rivals_there: Mapping[HostConnection, Sequence[NodeStatus]],
-    resources: Mapping[HostConnection, Collection[str]],
+    connection: HostConnection,
+    needed: Collection[str],
+    rivals_here: Iterable[NodeStatus],
     *,
     or_undecided: bool,
-) -> tuple[dict[HostConnection, list[NodeStatus]], list[DdpctlError]]:
-    """Return the rivals that are ahead of this run, by host, and an error for each.
+) -> list[DdpctlError]:
+    """Return an error for each rival on one host that is ahead of this run.
 
-    rivals_there: all rivals on each host. resources: those that this run needs on each host; each error
-    says which of them a rival has taken. or_undecided: count undecided rivals as ahead.
+    needed: the resources that this run needs there; each error says which of them a rival has taken.
+    or_undecided: count undecided rivals as ahead.
     """
-    key = planned.plan.key
-    ahead = {
-        connection: [r for r in here if goes_first(r, key) or (or_undecided and undecided(r))]
-        for connection, here in rivals_there.items()
-    }
-    reasons: list[DdpctlError] = [
-        PreflightError(
-            taken(resources[connection], planned.node_plans[connection].gpu_ids, rival),
-            host=connection.name,
-        )
-        for connection, here in ahead.items()
-        for rival in here
+    gpu_ids = planned.node_plans[connection].gpu_ids
+    return [
+        PreflightError(taken(needed, gpu_ids, rival), host=connection.name)
+        for rival in rivals_here
+        if goes_first(rival, planned.plan.key) or (or_undecided and undecided(rival))
     ]
-    return ahead, reasons

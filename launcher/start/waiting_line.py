@@ -13,7 +13,7 @@ from ..ssh.background import in_background
 from ..terminal.console import Console
 from .planned_attempt import Refused
 from .request import Request
-from .settle_with_rivals import in_the_way
+from .settle_with_rivals import free_hosts
 from .ticket_holder import TicketHolder
 from .tickets import Tickets
 
@@ -93,7 +93,7 @@ def turn_or_signal(
     interrupts: Interrupts,
     console: Console,
 ) -> int | None:
-    """Wait until enough hosts have no rival ahead, or a signal arrives. Return the signal, or None.
+    """Wait until enough hosts are free or a signal arrives. Return the signal, or None.
 
     printed: the reasons that were already printed. Raises Several after --wait-limit.
     """
@@ -105,8 +105,8 @@ def turn_or_signal(
         while not renewing.done():
             if (number := next_signal(interrupts)) is not None:
                 return number
-        ahead, reasons = in_the_way(tickets.planned, renewing.result())
-        if sum(not listed for listed in ahead.values()) >= needed:
+        free, reasons = free_hosts(tickets.planned, renewing.result())
+        if len(free) >= needed:
             return None
         raise_if_too_late(request, reasons)
         for line in lines(reasons):

@@ -47,7 +47,7 @@ from launcher.start.reservation import Reservation, raise_if_cancelled
 from launcher.start.run_attempt import run_attempt
 from launcher.start.settle_with_rivals import (
     Claims,
-    in_the_way,
+    free_hosts,
     list_claims,
     settle_with_rivals,
 )
@@ -848,8 +848,8 @@ def test_a_later_rival_that_neither_starts_nor_gives_up_comes_first_in_the_end(
         inputs = PlanInputs(gather(connections), ("i",))
         plan = Request(given, LaunchOptions(), "earlier", since=1.0).plan(inputs)
         planned = PlannedAttempt(plan, connections)
-        ahead, _ = in_the_way(planned, list_claims(planned))
-        assert [rival.run_id for rival in ahead[connections[0]]] == [undecided]
+        free, reasons = free_hosts(planned, list_claims(planned))
+        assert not free and undecided in str(reasons[0])
         reasons = claim(planned)
     assert reasons and undecided in str(reasons[0])
     assert {node.run_id for node in cluster.nodes} == {undecided}

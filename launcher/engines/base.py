@@ -88,7 +88,7 @@ class Engine(ABC):
         return self.nodes()
 
     @abstractmethod
-    def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
+    def create_ticket(self, name: str, labels: Mapping[str, str]) -> None:
         """Create a ticket, which `nodes` and `claims` report as a node in state `waiting`."""
 
     @abstractmethod

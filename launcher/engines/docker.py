@@ -105,7 +105,7 @@ class Docker(Engine):
                 detailed.append(inspected(answer, status))
         return detailed
 
-    def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
+    def create_ticket(self, name: str, labels: Mapping[str, str]) -> None:
         with self._api.explained("wait in line"):
             self._api.create_volume(name, labels=dict(labels))
 

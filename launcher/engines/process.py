@@ -103,7 +103,7 @@ class Processes(Engine):
                 status = status if attempt_in(handle) == place else None
             yield about, status
 
-    def wait_in_line(self, name: str, labels: Mapping[str, str]) -> None:
+    def create_ticket(self, name: str, labels: Mapping[str, str]) -> None:
         ticket = f"{name}.{ContainerState.WAITING}"
         self._script("wait in line", CLAIM, ticket, "", stdin=json.dumps(dict(labels)))
 

@@ -128,7 +128,7 @@ class Tickets:
     def _put(self, connection: HostConnection) -> None:
         node_plan = self.planned.node_plans[connection]
         name = f"{node_plan.place.container}-{secrets.token_hex(3)}"
-        self.planned.engine(connection).wait_in_line(name, node_plan.container.labels)
+        self.planned.engine(connection).create_ticket(name, node_plan.container.labels)
 
     def _replace(self, connection: HostConnection, own: Sequence[NodeStatus]) -> None:
         self._put(connection)

@@ -57,7 +57,7 @@ def claimed(engine: Processes) -> list[tuple[str, tuple[str, ...]]]:
 
 def test_a_place_in_line_is_shown_until_it_is_withdrawn(engine: Processes, folder: Path) -> None:
     assert engine.claims() == []
-    engine.wait_in_line(NAME, LABELS)
+    engine.create_ticket(NAME, LABELS)
     [ticket] = engine.claims()
     assert (ticket.state, ticket.gpus, ticket.expired) == ("waiting", ("GPU-1",), False)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o755
@@ -65,7 +65,7 @@ def test_a_place_in_line_is_shown_until_it_is_withdrawn(engine: Processes, folde
 
 
 def test_a_claim_that_nobody_renews_expires(engine: Processes, folder: Path) -> None:
-    engine.wait_in_line(NAME, LABELS)
+    engine.create_ticket(NAME, LABELS)
     os.utime(folder / f"{NAME}.waiting", (1e9, 1e9))
     assert [claim.expired for claim in engine.claims()] == [True]
 
@@ -116,7 +116,7 @@ def test_two_first_nodes_at_the_same_time_share_one_folder(
     engine: Processes, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meanwhile(monkeypatch, "CLAIM", "mkdir", f"command mkdir {folder}")
-    engine.wait_in_line(NAME, LABELS)
+    engine.create_ticket(NAME, LABELS)
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert claimed(engine) == [("waiting", ("GPU-1",))]
 
@@ -223,7 +223,7 @@ def test_a_name_that_is_taken_blocks_nobody(
     engine: Processes, folder: Path, tmp_path: Path
 ) -> None:
     folder.symlink_to(tmp_path / "elsewhere")  # as another user could
-    engine.wait_in_line(NAME, LABELS)
+    engine.create_ticket(NAME, LABELS)
     assert claimed(engine) == [("waiting", ("GPU-1",))]
     assert not (tmp_path / "elsewhere").exists()
 
@@ -237,7 +237,7 @@ def test_nobody_keeps_the_others_out_with_many_or_large_claims(
         old = folder / f"ddpctl-old-{number}.waiting"
         old.write_text("-\n" + "[" * 60_000)
         os.utime(old, (1e9, 1e9))
-    engine.wait_in_line(NAME, LABELS)
+    engine.create_ticket(NAME, LABELS)
     for number in range(3):  # more folders of the same user
         (folder.parent / f"{folder.name}.{number}").mkdir()
         (folder.parent / f"{folder.name}.{number}" / "ddpctl-z-0.waiting").write_text("-\n{}")
@@ -255,7 +255,7 @@ def test_nobody_keeps_the_others_out_with_thousands_of_folders(
     started = tmp_path / "started"
     for script in ("CLAIM", "LIST_CLAIMS"):
         meanwhile(monkeypatch, script, "stat", f"echo >> {started}")
-    engine.wait_in_line(NAME, LABELS)
+    engine.create_ticket(NAME, LABELS)
     assert claimed(engine) == [("waiting", ("GPU-1",))]
     assert len(started.read_bytes()) < 10  # each takes a few milliseconds
 
@@ -269,7 +269,7 @@ def test_a_claim_that_becomes_a_pipe_while_it_is_listed_holds_nobody(
     for program in ("head", "dd"):
         swap = f"case $* in *trap*) rm {claim}; mkfifo {claim} ;; esac"
         meanwhile(monkeypatch, "LIST_CLAIMS", program, swap)
-    engine.wait_in_line(NAME, LABELS)
+    engine.create_ticket(NAME, LABELS)
     assert claimed(engine) == [("waiting", ("GPU-1",))]
 
 

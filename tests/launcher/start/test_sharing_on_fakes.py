@@ -831,7 +831,7 @@ def test_a_run_in_line_that_cannot_start_yet_keeps_its_place(make: Make) -> None
         plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
         planned = PlannedAttempt(plan, connections)
         [member] = planned.handle.members
-        member.engine.wait_in_line("ticket", plan.nodes[0].container.labels)
+        member.engine.create_ticket("ticket", plan.nodes[0].container.labels)
         assert claim(planned)
     assert cluster.tickets == ["ticket"] and len(cluster.nodes) == 1
 

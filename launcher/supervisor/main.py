@@ -175,10 +175,10 @@ class Supervisor:
     def finished(self) -> bool:
         if self.round.phase is Phase.RUNNING:
             return False
-        if self.may_restart():
-            return self.peers.decision.over
-        if self.peers.decision.over or self.round.phase is not Phase.STOPPED:
-            return self.peers.decision.over
+        if self.peers.decision.over:
+            return True
+        if self.may_restart() or self.round.phase is not Phase.STOPPED:
+            return False
         if self.peers.all_joined or self.stop_request:
             return time.monotonic() > self.round.ended_at + SETTLE
         # a node that starts late must learn why it has to stop

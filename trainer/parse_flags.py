@@ -206,7 +206,7 @@ def add_older_spellings(parser: argparse.ArgumentParser) -> None:
 
 
 def take_older_spellings(given: dict[str, Any]) -> dict[str, str]:
-    """Translate the older spellings in `given`. Return those about ranks as environment variables."""
+    """Translate the older spellings in `given`. Return the ones about ranks as environment variables."""
     if "gpu" in given or "gpu_id" in given:
         raise UsageError(
             f"{'--gpu' if 'gpu' in given else '--gpu-id'}: not supported; set CUDA_VISIBLE_DEVICES, or "

@@ -1,4 +1,4 @@
-"""The images and the learning rate of each step of a run, as pure functions of the step.
+"""Pure functions from a step of a run to its images and its learning rate.
 
 Nothing here has state, so resuming needs only the step number.
 """

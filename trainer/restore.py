@@ -127,9 +127,11 @@ def choose(reports: list[tuple[int, str] | None]) -> tuple[int, tuple[int, str]]
 
 
 def prepare(disks: Disks, restored: Restored | None, ranks: Ranks) -> None:
-    """Make each disk ready for this run's checkpoints. Sets aside those that are damaged or newer than
-    the one to resume from or, if the run does not resume, all of them. If rank 0's disk lacks the
-    one to resume from, writes it. A collective."""
+    """Make each disk ready for this run's checkpoints.
+
+    Sets aside checkpoints that are damaged or newer than the one to resume from or, if the run does not
+    resume, all of them. If rank 0's disk lacks the one to resume from, writes it. A collective.
+    """
     with ranks.agreeing():
         if not disks.own:
             return

@@ -33,7 +33,7 @@ class OwnWork:
         first.register_post_accumulate_grad_hook(self._has_gradient)
 
     def begin(self) -> None:
-        """Begin a step."""
+        """Record that a step begins."""
         if self._began and self._ended:
             self._steps.append((self._began, self._ended))
         self._began, self._ended = self._now(), None

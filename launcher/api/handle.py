@@ -112,9 +112,9 @@ class Run:
     ) -> Iterator[str]:
         """Yield the log lines of all nodes, merged by time, in the form `[host:rank] text`.
 
-        node, rank: which to include, as a number or as several, such as "0-3,5". tail: how many of
-        the newest lines to yield. grep: a regular expression that lines must match. follow: whether
-        to continue until the run has ended. Keeps colors, removes other escape sequences. Raises
+        node, rank: the nodes and ranks to include, as a number or as text such as "0-3,5". tail: how
+        many of the newest lines to yield. grep: a regular expression that lines must match. follow:
+        whether to continue until the run has ended. Keeps colors, removes other escape sequences. Raises
         NodesFailed at the end if a host did not answer.
         """
         nodes, ranks = (None if each is None else str(each) for each in (node, rank))

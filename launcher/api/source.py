@@ -18,9 +18,10 @@ FUTURE = "from __future__ import annotations"
 
 
 class Source:
-    """The source of functions and classes and of all that they need. modules: those that they import.
+    """The source of functions and classes and of all that they need.
 
-    Raises UsageError if one of them uses something that cannot be sent.
+    modules: the modules that they import. Raises UsageError if one of them uses something that cannot be
+    sent.
     """
 
     def __init__(self, *values: type | FunctionType) -> None:

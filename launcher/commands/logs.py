@@ -50,7 +50,7 @@ def logs(
     quiet: bool = options.QUIET,
     verbose: bool = options.VERBOSE,
 ) -> int:
-    """Print the logs of all nodes of a run, merged by time.
+    """Print a run's logs from all nodes, merged by time.
 
     \b
     ddpctl logs -f

@@ -20,7 +20,7 @@ from .status import NodeStatus
 class NodeListing:
     """The nodes and tickets of a run, or of all runs, on one host.
 
-    unreadable: the names of more nodes, whose labels are missing or wrong. While a host has such
+    unreadable: the names of further nodes, whose labels are missing or wrong. While a host has such
     nodes, a stop is unconfirmed.
     """
 
@@ -137,6 +137,7 @@ class Engine(ABC):
     def run_to_end(self, container: Container, folder: str, timeout: int) -> str:
         """Run a container for at most `timeout` seconds, and return its output.
 
-        folder: made on the host for the container. The host removes both, even on Ctrl-C.
+        folder: created on the host for the container. The host itself removes the container and the
+        folder, even after Ctrl-C.
         """
         return ""

@@ -121,7 +121,7 @@ def xids_in(kernel: Iterable[str]) -> tuple[tuple[str, int], ...]:
 def gpu_pairs(lines: Sequence[str]) -> dict[GpuPair, str]:
     """Parse a matrix of `nvidia-smi topo`.
 
-    Return the entry of each pair of GPUs, such as NV12 or PHB.
+    Return the entry for each pair of GPUs, such as NV12 or OK.
     """
     rows = [line.split() for line in lines if re.match(r"GPU[0-9]{1,3}\s", line)]
     names = [int(words[0][3:]) for words in rows if words[0][3:].isdecimal()]

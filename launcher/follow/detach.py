@@ -1,10 +1,9 @@
-"""One process on this machine takes care of a run, and holds a lock that tells other commands so.
+"""The process on this machine that takes care of a run, and the lock that shows it to other commands.
 
-It waits in line for an attempt, starts it, records it and, if the job allows that, restarts the
-run. At first, this process is the command that starts the attempt. If that command leaves the run,
-it hands the attempt's lock over to a recorder, a process that takes care of the run while no
-command follows it. Each attempt has a lock of its own, because the recorder of an earlier one may
-never end if its hosts are gone.
+It waits in line for an attempt, starts it, records it and, if the job allows that, restarts the run. At
+first, it is the command that starts the attempt. If that command leaves the run, it hands the attempt's
+lock over to a recorder, a process that takes care of the run while no command follows it. Each attempt
+has a lock of its own, because the recorder of an earlier one may never end if its hosts are gone.
 """
 
 import contextlib

@@ -38,7 +38,7 @@ class PastEvents:
 
 @dataclass(frozen=True)
 class Exited:
-    """The engine has reported the node's end. journal_size: bytes; 0 if unknown or all read."""
+    """The engine has reported the node's end. journal_size: bytes; 0 if unknown or already read."""
 
     node_rank: int
     status: NodeStatus

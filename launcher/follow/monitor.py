@@ -156,7 +156,7 @@ class Monitor:
         return [Restarted(node, at, e) for at, e in events if isinstance(e, RestartInPlace)]
 
     def _contact_changes(self, wait: float) -> Iterator[ContactChange]:
-        """Yield all contact changes that were not announced, `wait` seconds after the first of them."""
+        """Yield the contact changes not yet announced, once `wait` seconds have passed since the first."""
         nodes = self.nodes.values()
         changed = [node for node in nodes if node.contact.lost is not node.contact.announced]
         if not changed:

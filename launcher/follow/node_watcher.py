@@ -124,7 +124,7 @@ class NodeWatcher:
         status = engine.wait(self._member.place)
         if status.alive and status.state is not ContainerState.REMOVING:
             # the engine was shut down, or the script that waits was killed
-            what = "its engine stopped waiting for the end of the node, which may still be running"
+            what = "its engine stopped waiting for the node to end; the node may still be running"
             raise UnusableAnswer(what, host=self._member.connection.name)
         journal_size = 0
         if not self._read_whole:

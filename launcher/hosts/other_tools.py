@@ -66,7 +66,7 @@ def as_hosts_file(tree: RawValue) -> RawValue:
 
 
 def _hosts_of(group: RawValue, outer: Keys) -> Iterator[tuple[str, Keys, Keys]]:
-    """Yield the hosts of a group and of the groups inside it: name, keys of its groups, own keys."""
+    """Yield (name, keys of its groups, own keys) for each host in a group and in the groups inside it."""
     hosts, variables, children = (
         group.entries.get(key, raw({})) for key in ("hosts", "vars", "children")
     )

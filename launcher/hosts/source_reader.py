@@ -189,7 +189,7 @@ class SourceReader:
         return values
 
     def _absolute(self, written: str, tree: RawValue) -> str:
-        """Make a path absolute. It may be relative to the source's folder. Raises Wrong for /."""
+        """Return a path made absolute; it may be relative to the source's folder. Raises Wrong for /."""
         path = Path(self.source).parent / expanded(written)
         path = path if path.is_absolute() else current_folder() / path
         absolute = "/" + os.path.normpath(path).lstrip("/")  # normpath keeps two leading slashes

@@ -54,7 +54,7 @@ def merged(
 ) -> Iterator[list[OutputLines]]:
     """Yield the recorded lines that the filter selects, in batches ordered by attempt and time.
 
-    known: the marks up to which to read. shown: those from which to read (default: from the start).
+    shown: the marks at which to begin (default: the start). known: the marks at which to stop.
     """
     batches = map(log_filter.choose, _batches(folder, log_filter, known, shown or {}))
     if log_filter.tail is None:

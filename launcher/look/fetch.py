@@ -172,7 +172,10 @@ def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, Ddpc
 
 
 def safe_path(text: bytes, *, whole: bool = False) -> PurePosixPath | None:
-    """Return a path that a host listed, or None if it is not below one of FOLDERS. whole: or one itself."""
+    """Return a path that a host listed, or None if it is not below one of FOLDERS.
+
+    whole: allow these folders too.
+    """
     path = PurePosixPath(text.decode(errors="surrogateescape"))
     top, *below = path.parts or ("",)
     is_safe = top in FOLDERS and ".." not in below and bool(below or whole)
@@ -269,7 +272,7 @@ def _link_part(link: str, target: Path) -> Path:
 def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
     """Fetch into a hidden file beside `target`. Return its path.
 
-    If the file has changed since it was listed, as those of a live run do, fetch what it has now.
+    If the file has changed since it was listed, as files of a live run do, fetch its current content.
     """
     part = _copy(file, target, done)
     if part is None and (now := _listed_again(file)) and now != file:
@@ -282,7 +285,7 @@ def _fetch_part(file: RemoteFile, target: Path, done: FetchResult) -> Path:
 
 
 def _listed_again(file: RemoteFile) -> RemoteFile | None:
-    """Return the file with the size and hash that it has now; None if it cannot be read any more."""
+    """Return the file with its current size and hash; None if it can no longer be read."""
     path = f"{file.member.place.run_dir}/{file.path}"
     answer = file.member.connection.script(HASH, path, timeout=time_to_hash(file.size))
     match = HASHED.fullmatch(answer.stdout)

@@ -64,8 +64,8 @@ def show_logs(
 ) -> Exit:
     """Print the logs. Return UNREACHABLE if lines could not be copied, INTERRUPTED after a signal.
 
-    unchecked, nodes, ranks: see `checked`. follow: whether to keep printing until the run ends,
-    nobody reads stdout any more, or a signal arrives.
+    unchecked, nodes, ranks: see `checked`. follow: whether to keep printing until the run ends, nobody
+    reads stdout anymore, or a signal arrives.
     """
     record = folder.load_if_readable(console)
     if record and record.state is RunState.WAITING:
@@ -142,7 +142,7 @@ def missing_lines(monitor: Monitor) -> dict[str, DdpctlError]:
 def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | None:
     """Wait until an attempt after `number` has started on this machine. Return its number.
 
-    Return None if the run has ended, no process takes care of it, or nobody reads stdout any more.
+    Return None if the run has ended, no process takes care of it, or nobody reads stdout anymore.
     """
     with Interrupts():
         while not console.reader_left:
@@ -162,8 +162,8 @@ def print_recorded(
 ) -> None:
     """Print this machine's copy of the logs, from attempt `first` on, up to the marks `known`.
 
-    If these are several attempts, print the number of each on stderr before its lines. If the filter
-    has a tail, print the last lines of all attempts.
+    If there are several attempts, print the number of each on stderr before its lines. If the filter has
+    a tail, print the last lines of all attempts.
     """
     chosen: list[int | None] = [log_filter.attempt]
     if log_filter.attempt is None and log_filter.tail is None:

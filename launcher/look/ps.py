@@ -153,9 +153,10 @@ def fitting(rows: Sequence[Sequence[str]], head: Sequence[str], columns: float) 
 
 
 def watch_runs(selection: Selection, console: Console, interval: float) -> Exit:
-    """Ask the hosts every `interval` seconds until Ctrl-C or until nobody reads stdout; show tables.
+    """Show tables, and ask the hosts again every `interval` seconds.
 
-    Redraw the tables on a terminal. Elsewhere, print them whenever they have changed.
+    Redraw the tables on a terminal; elsewhere, print them whenever they have changed. Return after
+    Ctrl-C or when nobody reads stdout anymore.
     """
     text = ""
     listing: Listing | None = None

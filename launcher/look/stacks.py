@@ -42,7 +42,7 @@ SNAPSHOT = "this is a snapshot: suspect a hang only if a rank is at the same pla
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of one node."""
+    """One node's answer to a request for stacks."""
 
     host: str
     node_rank: int

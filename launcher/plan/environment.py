@@ -70,7 +70,7 @@ def machine_variables(
 ) -> Variables:
     """Return the variables that depend on the machine: threads, cores and NCCL's host id.
 
-    nproc: the number of processes of each node.
+    nproc: the number of processes on each node.
     """
     job, hosts = plan.job, cluster.hosts
     here = same_machine(hosts, facts, rank)

@@ -28,7 +28,7 @@ FORMS = {  # ddpctl ignores a node with labels of other forms; `since` is in uni
 def container_labels(
     plan: Plan, host: Host, rank: int, uuids: Collection[str] | None
 ) -> dict[str, str]:
-    """Return the container's labels. uuids: those of its GPUs; None until the host is asked."""
+    """Return the container's labels. uuids: the UUIDs of its GPUs; None until the host is asked."""
     values = {
         "run-id": plan.run_id,
         "attempt": plan.attempt,

@@ -44,7 +44,7 @@ def node_addresses(
 
 
 def addresses_in_file(hosts: Sequence[Host]) -> tuple[Address, ...]:
-    """Return each node's address and interface; "" for those that the hosts file does not determine."""
+    """Return each node's address and interface from the hosts file; "" for what it does not set."""
     default = "127.0.0.1" if all(host.is_local for host in hosts) else ""
     return tuple(Address(host.internal_ip or default, host.interface or "") for host in hosts)
 

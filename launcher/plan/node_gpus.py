@@ -25,7 +25,7 @@ def ids_by_uuid(host: Host, facts: Facts) -> dict[str, int]:
 
 
 def nproc_on(host: Host, job: Job, facts: Facts | None) -> int | None:
-    """Return the number of processes of a node; None if the host has to be asked first.
+    """Return the number of processes on a node; None if the host has to be asked first.
 
     It is the host's nproc_per_node, else the job's, else one per GPU, or 1 without GPUs.
     """

@@ -72,7 +72,7 @@ def check_reached(machine: Machine, fleet: Fleet) -> Iterator[Finding]:
     """Check that the machine reaches the others, and that they reach its address."""
     reach, ip = fleet.reach, fleet.addresses[machine.rank].ip
     if machine.rank in reach.unprobed and not machine.engine_error:
-        what = "cannot test whether others reach it, because it has neither python3 nor the job's image"
+        what = "cannot test its connections, because it has neither python3 nor the job's image"
         yield warning(
             what, "run `ddpctl push HOSTS --image` first, or install python3 on that host"
         )

@@ -34,7 +34,7 @@ def ssh_login(host: Host) -> tuple[str, str]:
 
 
 def look(hosts: Sequence[Host], console: Console) -> list[FirstLook]:
-    """Look at all hosts concurrently. Return what each has; print a line for each host that failed."""
+    """Look at all hosts concurrently. Print a line about each host whose GPUs remain unknown."""
 
     def ask(connection: HostConnection) -> FirstLook:
         facts = gather_one(connection, check=["", ""])

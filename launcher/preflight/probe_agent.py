@@ -77,7 +77,7 @@ def listen(requested: int, greeting: bytes) -> None:
 
 
 def first_line(s: socket.socket) -> str:
-    """Return the peer's first line, or at most about 100 bytes of it.
+    """Return the peer's first line, or about its first 100 bytes if the line is longer.
 
     Reads in a loop, because a peer may send one byte at a time.
     """

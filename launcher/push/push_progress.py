@@ -91,7 +91,7 @@ class PushProgress:
             self._console.say(f"{part}: {doing}")
 
     def received(self, connection: HostConnection, part: str, count: int) -> None:
-        """Count bytes that arrived on a host. The report omits those on local hosts."""
+        """Count bytes that arrived on a host. The report omits bytes that arrived on local hosts."""
         with self._lock:
             row = self._rows[connection, part]
             self._bars.advance(row.id, count)

@@ -1,4 +1,4 @@
-"""Update this machine's copy of the logs of a run's newest attempt."""
+"""Bring this machine's copy of a run's logs up to date, for the newest attempt."""
 
 import contextlib
 import time

@@ -33,7 +33,7 @@ _early: dict[Host, Future[Connection]] = {}
 
 
 class LoginsDropped(HostUnreachable):
-    """Raised if sshd closed each connection before the login, as a busy one does at random."""
+    """Raised if sshd closed each connection before the login, as a busy sshd does at random."""
 
 
 def connect(host: Host, timeout: float) -> Connection:

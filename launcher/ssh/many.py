@@ -69,7 +69,7 @@ def one_per_account(connections: Iterable[HostConnection]) -> list[HostConnectio
 
 
 def unique_names(connections: Sequence[HostConnection]) -> dict[HostConnection, str]:
-    """Return a unique name for each connection. The second one to a host is called `name (2)`."""
+    """Return a unique name for each connection. The second connection to a host is called `name (2)`."""
     counts = Counter[str]()
     unique = {}
     for connection in connections:

@@ -87,7 +87,7 @@ def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) 
 
 
 def report_ready() -> None:
-    """Tell the command that started this process that it is ready, and release stdout.
+    """Tell the command that started this process that the recorder is ready, and release stdout.
 
     That command may have died in the meantime.
     """

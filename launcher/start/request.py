@@ -64,7 +64,7 @@ class Request:
         return dataclasses.replace(plan, notes=notes)
 
     def take_care(self) -> None:
-        """See `detach.take_care`."""
+        """Lock the attempt for this process; see `detach.take_care`."""
         if not self.handed_over:
             take_care(self.folder, self.attempt)
 

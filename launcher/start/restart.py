@@ -109,7 +109,7 @@ def start_somewhere(
     """Start and follow the next attempt on usable hosts. Return None if there are too few hosts.
 
     A host that fails the checks, or whose GPUs another run has taken, is replaced like a lost host.
-    entry: of this restart. avoided: the hosts to use only if there are no others.
+    entry: the record of this restart. avoided: the hosts to use only if there are no others.
     """
     assert base.earlier is not None
     nnodes, folder = len(base.earlier.by_hand.nodes), base.folder

@@ -131,8 +131,8 @@ class Starter:
     ) -> list[DdpctlError]:
         """Start the attempt's nodes. If rivals come first, start none and return an error for each.
 
-        If a node fails to start, remove the nodes on all hosts. Raises RunKilled if `kill` has
-        cancelled the attempt.
+        After any failure, remove the nodes on all hosts. Raises RunKilled if `kill` has cancelled the
+        attempt.
         """
         console, env = self.console, user_env(request.cluster.job)
         stop_earlier = request.by == "restart"

@@ -70,8 +70,8 @@ def free_hosts(
 ) -> tuple[list[HostConnection], list[DdpctlError]]:
     """Return the hosts on which no rival is ahead or undecided, and an error for each such rival.
 
-    The errors in `claims` follow. A master port that the plan chose itself does not count, because
-    the next plan chooses another.
+    The errors in `claims` follow. A master port that the plan chose itself does not count, because the
+    next plan chooses another.
     """
     plan, (listed, failures) = planned.plan, claims
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()

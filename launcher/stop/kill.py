@@ -78,7 +78,7 @@ def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[Sto
 
 
 def make_stop(run: HostedRun, job: Job, console: Console) -> Stop:
-    """Return the stop of a run. job: that of the hosts file, for a run without a record here."""
+    """Return the stop of a run. job: the job in the hosts file, used if the run has no record here."""
     if record := run_folder(run.run_id).load_if_readable(console):
         return Stop.of(record, run.owners)
     return Stop(run.run_id, job.engine, job.stop_timeout, run.owners)

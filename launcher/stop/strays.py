@@ -52,7 +52,7 @@ class RunTraces:
     gpu_mib: Mapping[int, int]  # GPU memory in use, by pid
 
     def has(self, stray: Stray) -> bool:
-        """Return whether the stray, which was on this host, is still there."""
+        """Return whether the stray, which was on this host, is still on it."""
         if stray.kind == "process":
             return any(
                 (str(p.pid), p.run_id) == (stray.handle, stray.run_id) for p in self.processes
@@ -63,9 +63,10 @@ class RunTraces:
 def kill_strays(
     cluster: Cluster, run: str | None, console: Console, *, yes: bool, as_json: bool
 ) -> Exit:
-    """List the strays, and end them if `yes`. run: only those of the run whose id starts with it.
+    """List the strays, and end them if `yes`.
 
-    Return UNCONFIRMED if a host did not answer or strays are left after `yes`; otherwise DONE.
+    run: list only strays of the run whose id starts with this text. Return UNCONFIRMED if a host did not
+    answer or strays are left after `yes`; otherwise DONE.
     """
     with connected(cluster.hosts) as connections:
         machines = one_per_account(connections)
@@ -111,7 +112,7 @@ def find_strays(
 ) -> tuple[list[Stray], dict[str, DdpctlError]]:
     """Return the strays of this user's runs, and the errors of hosts that did not answer.
 
-    run: only those of the run with this id or unique prefix. Raises UsageError if several match.
+    run: return only strays of the run with this id or unique prefix. Raises UsageError if several match.
     """
     by_host, failures = traces_by_host(machines, cluster)
     strays = strays_of(by_host, account_name(), complete=not failures)

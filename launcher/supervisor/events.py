@@ -119,7 +119,7 @@ class GpuLoad:
 class Usage(Event):
     """The load of the node. cores: how many CPU cores this run kept busy since the last sample.
 
-    minute: the mean loads over the last minute; () if unknown. ranks: those alive on this node.
+    minute: the mean loads over the last minute; () if unknown. ranks: the live ranks on this node.
     """
 
     kind = "usage"
@@ -171,7 +171,7 @@ class RankStacks(Event):
 
 @dataclass(frozen=True)
 class Collective:
-    """A rank's last collective in a process group. names: those of the last calls, in order."""
+    """A rank's last collective in a process group. names: the names of the last calls, in order."""
 
     rank: int
     group: str
@@ -210,8 +210,8 @@ class ResourceUsage(Event):
 class RestartInPlace(Event):
     """torchrun starts again in the same containers. Later events belong to this start.
 
-    number: counts the attempt's restarts in place, from 1. left: how many more the run may have.
-    cause: the first failure, of a kind in failure_kinds.txt. saved: whether a new checkpoint was
+    number: counts the attempt's restarts in place, from 1. left: how many more restarts the run may
+    have. cause: the first failure, of a kind in failure_kinds.txt. saved: whether a new checkpoint was
     saved since the previous start.
     """
 

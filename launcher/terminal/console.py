@@ -119,7 +119,7 @@ class Console:
 
     @property
     def reader_left(self) -> bool:
-        """Whether nobody can read results any more, as after `| head`."""
+        """Whether nobody can read results anymore, as after `| head`."""
         return self._stdout.reader_left
 
     def print(self, text: str) -> None:

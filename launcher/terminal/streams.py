@@ -26,7 +26,7 @@ class ResultStream:
 
     @property
     def reader_left(self) -> bool:
-        """Whether nobody can read stdout any more. For a pipe, this is known before the next write."""
+        """Whether nobody can read stdout anymore. For a pipe, this is known before the next write."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)  # errors are reported even if no event is asked for
         return self.closed or bool(poll.poll(0))

@@ -187,8 +187,10 @@ class Reader(pickle._Unpickler):
         self.stack[-1].state = state
 
     def load_bytes(self) -> None:
-        """Read a bytearray, as which numpy writes array data, as bytes. Allocates no more than the file
-        has, even if the pickle claims a larger size."""
+        """Read a bytearray as bytes. numpy writes the data of arrays as bytearrays.
+
+        Allocates no more than the file has, even if the pickle claims a larger size.
+        """
         self.append(self.read(int.from_bytes(self.read(8), "little")))
 
     dispatch[pickle.REDUCE[0]] = load_reduce

@@ -40,7 +40,7 @@ class Request(NamedTuple):
 
 
 class Source(Protocol):
-    """A source of samples."""
+    """What a dataset provides so that worker processes can load its samples."""
 
     name: str
     num_classes: int

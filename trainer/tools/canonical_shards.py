@@ -20,8 +20,11 @@ from ..state import Training
 
 
 def backward(t: Training, size: int, micro_batch_loss: Callable[[int], torch.Tensor]) -> None:
-    """Leave the gradient of the mean loss of a batch of `size` images in every rank's parameters, and
-    the mean over shards of the new running statistics in every rank's network."""
+    """Leave the gradient of the batch's mean loss in every rank's parameters.
+
+    Also leave the new running statistics, averaged over shards, in every rank's network. size: the
+    number of images in the batch.
+    """
     buffers, parameters = t.net.part_buffers(), t.net.trainable
     rows = []
     for part in t.plan.parts_of(t.ranks.rank):

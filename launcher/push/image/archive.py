@@ -1,4 +1,4 @@
-"""Archives of a local image, each with at most one layer, for an engine that has the layers below.
+"""Archives of a local image, each with at most one layer, for an engine that has all lower layers.
 
 With such archives, a push sends only the missing layers, even after an interrupted push.
 

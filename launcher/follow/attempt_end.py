@@ -33,9 +33,9 @@ def note_killed(handle: AttemptHandle, run_id: str, nodes: Mapping[int, Followed
     only about its own nodes.
     """
     silent = {
-        rank: member.connection
-        for rank, member in enumerate(handle.members)
-        if nodes[rank].exited and not nodes[rank].end
+        node_rank: member.connection
+        for node_rank, member in enumerate(handle.members)
+        if nodes[node_rank].exited and not nodes[node_rank].end
     }
     reports, _ = reported_nodes([*silent.values()], run_id)
     cancelled = {
@@ -44,8 +44,8 @@ def note_killed(handle: AttemptHandle, run_id: str, nodes: Mapping[int, Followed
         for status, _ in rows
         if status.state is ContainerState.CANCELLED and status.attempt == handle.number
     }
-    for rank, connection in silent.items():
-        nodes[rank].killed = (connection.host.account, rank) in cancelled
+    for node_rank, connection in silent.items():
+        nodes[node_rank].killed = (connection.host.account, node_rank) in cancelled
 
 
 def explain(
@@ -57,7 +57,7 @@ def explain(
 ) -> None:
     """Record the first failure of an attempt that has ended, and keep the evidence of all failures.
 
-    nodes: by rank. The attempt's state must already be in the record.
+    nodes: by node rank. The attempt's state must already be in the record.
     """
     attempt = record.attempt
     for node in nodes.values():
@@ -101,15 +101,15 @@ def ask_kernels(
 
     def ask(connection: HostConnection) -> None:
         member = members[connection]
-        rank = member.place.node_rank
+        node_rank = member.place.node_rank
         log = read_kernel_log(connection, seconds)
         listed = member.engine.nodes(record.run_id)
-        gpus = next((each.gpus for each in listed if each.node_rank == rank and each.gpus), ())
-        node = nodes[rank]
+        gpus = next((each.gpus for each in listed if each.node_rank == node_rank and each.gpus), ())
+        node = nodes[node_rank]
         node.gpus, node.xids = log.addresses(gpus), log.xids
         node.kernel, node.gpus_after = log.lines, log.loads
 
-    ended = {rank for rank, node in nodes.items() if node.has_ended}
+    ended = {node_rank for node_rank, node in nodes.items() if node.has_ended}
     with console.step("looking for GPU and memory errors"):
         try_each([each for each, member in members.items() if member.place.node_rank in ended], ask)
 

@@ -81,15 +81,17 @@ class Monitor:
     ) -> None:
         """shown: the marks up to which lines are on screen. clock_skews: see StartedRun."""
         self.nodes = {
-            rank: FollowedNode(rank, member.connection.name, unit=member.engine.traits.unit)
-            for rank, member in enumerate(handle.members)
+            node_rank: FollowedNode(
+                node_rank, member.connection.name, unit=member.engine.traits.unit
+            )
+            for node_rank, member in enumerate(handle.members)
         }
         for node, skew in zip(self.nodes.values(), clock_skews, strict=False):
             node.clock_skew = skew
         self._inbox = Inbox()
         self._watchers = [
-            NodeWatcher(member, offset_in(member.place.attempt, shown.get(rank)), self._inbox)
-            for rank, member in enumerate(handle.members)
+            NodeWatcher(member, offset_in(member.place.attempt, shown.get(node_rank)), self._inbox)
+            for node_rank, member in enumerate(handle.members)
         ]
         self._announced_at = 0.0  # time.monotonic() when the user last knew all contacts' state
 

@@ -122,11 +122,12 @@ class Panel:
 
     def states(self) -> dict[int, str]:
         """Return the state of each node, or why it is slow."""
-        states = {rank: state_of(node) for rank, node in self.nodes.items()}
-        usages = {rank: node.usage for rank, node in self.nodes.items() if node.usage}
-        for rank, words in slow_nodes(self.progress.slow if self.progress else {}, usages).items():
-            if states[rank] == ContainerState.RUNNING:
-                states[rank] = words
+        states = {node_rank: state_of(node) for node_rank, node in self.nodes.items()}
+        usages = {node_rank: node.usage for node_rank, node in self.nodes.items() if node.usage}
+        ratios = self.progress.slow if self.progress else {}
+        for node_rank, words in slow_nodes(ratios, usages).items():
+            if states[node_rank] == ContainerState.RUNNING:
+                states[node_rank] = words
         return states
 
     def rows(self, *, folded: bool) -> Iterator[Row]:
@@ -134,19 +135,20 @@ class Panel:
 
         folded: yield one row per group of nodes in the same state, the smallest group first.
         """
-        groups: dict[object, list[int]] = {}
+        groups: dict[object, list[FollowedNode]] = {}
         states = self.states()
-        for rank in sorted(self.nodes):
-            groups.setdefault(states[rank] if folded else rank, []).append(rank)
-        for ranks in sorted(groups.values(), key=len):
-            hosts = names(dict.fromkeys(self.nodes[rank].host for rank in ranks))
-            usages = [usage for rank in ranks if (usage := self.nodes[rank].usage)]
-            words = gpu_words([gpu for usage in usages for gpu in usage.gpus])
-            state = states[ranks[0]]
-            if len(ranks) == 1:
-                yield f"{ranks[0]} {hosts}", state, words
+        for node_rank, node in sorted(self.nodes.items()):
+            groups.setdefault(states[node_rank] if folded else node_rank, []).append(node)
+        for nodes in sorted(groups.values(), key=len):
+            node_ranks = [node.node_rank for node in nodes]
+            hosts = names(dict.fromkeys(node.host for node in nodes))
+            words = gpu_words([gpu for node in nodes if node.usage for gpu in node.usage.gpus])
+            state = states[node_ranks[0]]
+            if len(nodes) == 1:
+                yield f"{node_ranks[0]} {hosts}", state, words
             else:
-                yield f"{len(ranks)} nodes", state, f"{words}  {ranges(ranks)} {hosts}".strip()
+                where = f"{ranges(node_ranks)} {hosts}"
+                yield f"{len(nodes)} nodes", state, f"{words}  {where}".strip()
 
 
 def state_of(node: FollowedNode) -> str:

@@ -77,7 +77,8 @@ def last_lines(output: Iterable[OutputLines], count: int) -> list[OutputLines]:
 
 
 def attempts_in(folder: Path, known: Marks) -> list[int]:
-    return sorted({mark.attempt for rank in known for mark in read_index(folder, rank).marks})
+    indexes = (read_index(folder, node_rank) for node_rank in known)
+    return sorted({mark.attempt for index in indexes for mark in index.marks})
 
 
 class Span(NamedTuple):
@@ -100,11 +101,13 @@ def _batches(
         marks = read_index(folder, node_rank).marks
         spans += _spans(node_rank, marks, log_filter, first, last.log_size)
     with contextlib.ExitStack() as opened:
-        paths = {span.node_rank: log_file(folder, span.node_rank) for span in spans}
-        files = {rank: opened.enter_context(path.open("rb")) for rank, path in paths.items()}
+        logs = {
+            node_rank: opened.enter_context(log_file(folder, node_rank).open("rb"))
+            for node_rank in {span.node_rank for span in spans}
+        }
         for span in sorted(spans):
-            files[span.node_rank].seek(span.start)
-            text = files[span.node_rank].read(span.stop - span.start)
+            logs[span.node_rank].seek(span.start)
+            text = logs[span.node_rank].read(span.stop - span.start)
             yield parse(text, span.node_rank, span.time)
 
 

@@ -143,8 +143,8 @@ class Index:
 def known_marks(folder: Path) -> Marks:
     """Return the last mark of each node whose logs are on this machine."""
     matches = (INDEX.fullmatch(path.name) for path in folder.glob(".node-*.index"))
-    ranks = sorted(int(match[1]) for match in matches if match)
-    return {node_rank: read_index(folder, node_rank).last for node_rank in ranks}
+    node_ranks = sorted(int(match[1]) for match in matches if match)
+    return {node_rank: read_index(folder, node_rank).last for node_rank in node_ranks}
 
 
 def read_index(folder: Path, node_rank: int) -> Index:

@@ -120,8 +120,8 @@ class RankLogs:
         An unfinished last line waits for `finish`.
         """
         self._find()  # the rank may have started and exited since the last `copy_new`
-        for (rank, _), tail in self._tails.items():
-            while rank == local_rank and tail.copy_new():
+        for (owner, _), tail in self._tails.items():
+            while owner == local_rank and tail.copy_new():
                 pass
 
     def finish(self) -> None:

@@ -3,7 +3,7 @@
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
@@ -17,9 +17,8 @@ from ..runs.record import AttemptRecord, RunRecord, timestamp
 from ..runs.run_folder import RunFolder
 from ..runs.sync_logs import log_store
 from ..ssh.background import in_background
-from ..ssh.host_connection import HostConnection
-from ..ssh.many import by_name
-from ..stop.stop_run import Stop, unconfirmed_hosts
+from ..ssh.many import by_name, try_each
+from ..stop.stop_run import Errors, Results, Stop, why_unconfirmed
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..text import counted
@@ -89,7 +88,7 @@ class Session:
     hook: EventHook
     interrupts: Interrupts
     console: Console
-    _stopping: Future[Mapping[HostConnection, DdpctlError]] | None = None  # see unconfirmed_hosts
+    _stopping: Future[tuple[Results, Errors]] | None = None
     _choices_shown: bool = False  # after the first Ctrl-C
     _interrupted: bool = False
     _failed_at: float | None = None  # time.monotonic()
@@ -210,14 +209,14 @@ class Session:
         stop = replace(Stop.of(self.record), remove=False, cancel=cancel)
         if not cancel:
             stop = replace(stop, timeout=min(stop.timeout, PEER_STOP_TIMEOUT))
-        self._stopping = in_background(unconfirmed_hosts, stop, connections)
+        self._stopping = in_background(try_each, connections, stop.on_host)
 
     def _only_unconfirmed_left(self) -> bool:
         """Return whether the stop is complete except on hosts that have not confirmed it."""
         if not self._interrupted or self._stopping is None or not self._stopping.done():
             return False
         waiting = {node.host for node in self.monitor.nodes.values() if not node.done}
-        unconfirmed = {connection.name for connection in self._stopping.result()}
+        unconfirmed = {connection.name for connection in why_unconfirmed(*self._stopping.result())}
         return bool(waiting) and waiting <= unconfirmed
 
     # --- the end -------------------------------------------------------------------------------
@@ -237,7 +236,7 @@ class Session:
 
     def _conclude(self) -> Outcome:
         """Record, explain and report the end of the attempt. Return the outcome."""
-        unconfirmed = self._stopping.result() if self._stopping else {}
+        unconfirmed = why_unconfirmed(*self._stopping.result()) if self._stopping else {}
         nodes, attempt = self.monitor.nodes, self.record.attempt
         note_killed(self.run.handle, self.record.run_id, nodes)
         if self._interrupted and not all(node.succeeded for node in nodes.values()):

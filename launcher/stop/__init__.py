@@ -4,7 +4,7 @@ The stages of a kill: a Target (what the user asks for, choose_runs.py) -> Hoste
 with the hosts that have or may have them) -> a Stop per run (stop_run.py), applied to all hosts at
 once: mark the run as cancelled, send SIGTERM to its supervisors (launcher/supervisor/stopping.py
 says how they stop their ranks), send SIGKILL after the timeout, remove, list again, wait for the
-run's last processes -> a Stopped per host: what was done and what is left -> a StoppedRun per run,
+run's last processes -> a HostResult per host: what was done and what is left -> a StoppedRun per run,
 which prints and records the result (stopped_run.py) -> the exit code (kill.py). A supervisor that
 finds the mark ends its node as CANCELLED, so a launch that follows the run exits with 7.
 """

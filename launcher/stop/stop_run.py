@@ -1,7 +1,7 @@
 """Stop one run, and verify that it has stopped: mark, SIGTERM, SIGKILL, remove, list, wait."""
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Self
@@ -16,7 +16,6 @@ from ..runs.record import RunRecord
 from ..runs.reported import reports_of
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
-from ..ssh.many import try_each
 from ..ssh.script_files import load_script
 from .inventory import processes_on
 
@@ -27,8 +26,8 @@ MARK_REMEDY = "check the free space (`df -h`) and the permissions of ~/.ddpctl o
 
 
 @dataclass(frozen=True)
-class Stopped:
-    """The result of a stop on one host or, in a summary, on several hosts.
+class HostResult:
+    """What the stop of a run found and left on one host.
 
     nodes: the run's nodes when the stop began, in any state; see also `with_cancelled`. The nodes
     include tickets (places in line), except those of live nodes and those that the stop keeps (see
@@ -51,12 +50,17 @@ class Stopped:
         if self.left:
             pids = (f"pid {pid}" for pid in self.left_pids)
             return f"STILL THERE: {', '.join([*self.left_nodes, *pids])}"
-        if not self.nodes:
-            return "nothing to stop"
-        if any(status.alive or status.waits for status in self.nodes):
-            return "stopped, nothing left"
-        started = any(status.state is not ContainerState.CREATED for status in self.nodes)
-        return f"had {'already ended' if started else 'not started'}; removed, nothing left"
+        return what_was_done(self.nodes)
+
+
+def what_was_done(nodes: Sequence[NodeStatus]) -> str:
+    """Describe a stop that left nothing. nodes: those that it found, on one host or on several."""
+    if not nodes:
+        return "nothing to stop"
+    if any(status.alive or status.waits for status in nodes):
+        return "stopped, nothing left"
+    started = any(status.state is not ContainerState.CREATED for status in nodes)
+    return f"had {'already ended' if started else 'not started'}; removed, nothing left"
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,12 @@ class Stop:
         # an owner may be "": adopted records and some nodes have none
         return {account_name(), *map(user_of, filter(None, self.owners))}
 
-    def on_host(self, connection: HostConnection) -> Stopped:
+    def on_host(self, connection: HostConnection) -> HostResult:
         """Stop the run on one host, and return what was found and what is left."""
         listed = nodes_on(connection, self.engine, self.run_id)
         untouched = [status for status in listed if status.user not in self.users]
         if untouched and untouched == listed:  # the run is not ours here, so do not even mark it
-            return Stopped([], untouched=untouched)
+            return HostResult([], untouched=untouched)
         nodes = without_idle_tickets(self._ours(listed))
         marked = None
         if self.cancel:
@@ -105,7 +109,7 @@ class Stop:
         if marked:  # only now, because a full disk must not keep the run alive
             what = f"could not mark {self.run_id} as cancelled"
             marked.expect(what, MARK_REMEDY, connection.name)
-        return Stopped(nodes, left_nodes, left_pids, untouched)
+        return HostResult(nodes, left_nodes, left_pids, untouched)
 
     def _stop_on(self, engine: Engine) -> list[str]:
         """End the run's nodes on one engine. Return the names of what is left.
@@ -160,11 +164,12 @@ class Stop:
         return [process.pid for process in left]
 
 
-def unconfirmed_hosts(
-    stop: Stop, connections: Sequence[HostConnection]
-) -> dict[HostConnection, DdpctlError]:
-    """Stop the run on all these hosts. Return why some may still be running a part of it."""
-    results, errors = try_each(connections, stop.on_host)
+Results = Mapping[HostConnection, HostResult]
+Errors = Mapping[HostConnection, DdpctlError]  # of hosts on which the stop failed
+
+
+def why_unconfirmed(results: Results, errors: Errors) -> Errors:
+    """Return why hosts may still be running a part of the run: an error, or what is left there."""
     left = {host: StopUnconfirmed(each.describe()) for host, each in results.items() if each.left}
     return {**errors, **left}
 

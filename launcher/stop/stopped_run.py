@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,13 +13,12 @@ from ..outcomes import NodeState, RunState, run_state
 from ..runs.record import AttemptRecord, RunRecord, timestamp
 from ..runs.run_folder import run_folder
 from ..ssh.background import in_background
-from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, one_per_account, try_each
 from ..terminal.console import Console
 from ..terminal.host_errors import unseen
 from ..text import names
 from .choose_runs import HostedRun
-from .stop_run import Stop, Stopped
+from .stop_run import Errors, HostResult, Results, Stop, what_was_done, why_unconfirmed
 
 LIVE = (NodeState.WAITING, NodeState.PENDING, NodeState.RUNNING)
 REMEDY = "end what is left there (a process in state D ends once its disk or driver answers)"
@@ -54,8 +53,8 @@ class StoppedRun:
     """
 
     run: HostedRun
-    results: Mapping[HostConnection, Stopped]
-    errors: Mapping[HostConnection, DdpctlError]
+    results: Results
+    errors: Errors
     record: RunRecord | None = None
 
     @property
@@ -64,7 +63,7 @@ class StoppedRun:
         return sorted({*self.record.pending_stop} - self.run.asked) if self.record else []
 
     @cached_property
-    def results_by_name(self) -> dict[str, Stopped]:
+    def results_by_name(self) -> dict[str, HostResult]:
         return by_name(self.run.connections, self.results)
 
     @property
@@ -86,8 +85,8 @@ class StoppedRun:
     @property
     def unconfirmed(self) -> list[str]:
         """The names of the hosts on which something may be left."""
-        left = [connection for connection, result in self.results.items() if result.left]
-        return sorted({*self.pending, *(connection.name for connection in (*self.errors, *left))})
+        unconfirmed = why_unconfirmed(self.results, self.errors)
+        return sorted({*self.pending, *(connection.name for connection in unconfirmed)})
 
     def report(self, console: Console) -> None:
         """Print what was stopped and, with --verbose, where. Leftovers are printed as an error."""
@@ -105,8 +104,8 @@ class StoppedRun:
         if parts:
             parts.append(f"{REMEDY}, then repeat `ddpctl kill {self.run.run_id}`")
         else:
-            whole = Stopped([status for result in results.values() for status in result.nodes])
-            parts = [f"{whole.describe()} on {names(results)}"]
+            nodes = [status for result in results.values() for status in result.nodes]
+            parts = [f"{what_was_done(nodes)} on {names(results)}"]
         if untouched := {h: r.untouched for h, r in results.items() if r.untouched}:
             owners = {status.owner for statuses in untouched.values() for status in statuses}
             theirs = ", ".join(sorted(owners)) or "an unknown user"

@@ -26,7 +26,7 @@ from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt
 from launcher.stop import choose_runs, inventory, kill, stop_run, strays
 from launcher.stop.choose_runs import HostedRun
-from launcher.stop.stop_run import Stopped
+from launcher.stop.stop_run import HostResult
 from launcher.stop.stopped_run import StoppedRun
 
 Make = Callable[..., FakeCluster]
@@ -195,7 +195,7 @@ def test_a_quiet_kill_still_says_what_is_left(fake_cluster: Make) -> None:
 
 
 def test_json_lists_what_is_left_by_container_name_and_pid() -> None:
-    stopped = Stopped([], ["ddpctl-r-0"], [41])
+    stopped = HostResult([], ["ddpctl-r-0"], [41])
     assert stopped.describe() == "STILL THERE: ddpctl-r-0, pid 41"
     connection = HostConnection(Host("gpu0"))
     run = HostedRun("r", [connection])

@@ -41,7 +41,7 @@ class HostedRun:
         """The names of all hosts that are asked about the run."""
         return {connection.name for connection in (*self.connections, *self.others)}
 
-    def confirmed(self, *, yes: bool) -> bool:
+    def user_agrees(self, *, yes: bool) -> bool:
         """Ask before stopping another user's run. Return the answer.
 
         Without a terminal, the user must have typed the full run id or passed -y.
@@ -70,7 +70,7 @@ class Target:
     folder: RunFolder | None = None
     everything: bool = False
 
-    def confirmed(self, *, yes: bool) -> bool:
+    def user_agrees(self, *, yes: bool) -> bool:
         """Ask before stopping more than the user named. Return the answer."""
         if self.everything:
             refusal = "--all stops all your runs on these hosts"

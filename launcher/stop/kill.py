@@ -1,6 +1,7 @@
 """The `kill` command: cancel runs on all their hosts, print what was stopped, and record it."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
 from ..hosts import Job
@@ -21,7 +22,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
 
     yes: do not ask; if the user is asked and declines, return INTERRUPTED.
     """
-    if not target.confirmed(yes=yes):
+    if not target.user_agrees(yes=yes):
         return Exit.INTERRUPTED
     cluster = target.cluster
     with connected(cluster.hosts) as connections:
@@ -29,40 +30,56 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             runs, unlisted = target.runs(connections, console)
         except NodesFailed as error:
             if as_json:
-                console.json({"version": 1, "runs": [], "unseen": unseen(error.failures)})
+                console.json(document([], error.failures))
             raise
-        if not all(run.confirmed(yes=yes) for run in runs):
+        if not all(run.user_agrees(yes=yes) for run in runs):
             return Exit.INTERRUPTED
         killed = kill_runs(runs, cluster.job, console)
-        known = {host for each in killed for host in each.errors_by_name}
-        errors = report_unlisted({h: unlisted[h] for h in unlisted if h not in known}, console)
+        errors = report_unlisted(unlisted, killed, console)
         if target.everything:
             errors = {**remove_finished(connections, cluster, console), **errors}
     if as_json:
-        rows = [each.document() for each in killed]
-        console.json({"version": 1, "runs": rows, "unseen": unseen(errors)})
-    elif not killed and (sure := [h.name for h in cluster.hosts if h.name not in errors]):
-        console.say(f"you have no live run on {names(sure)}")
-    found_none = target.typed is None and not any(each.was_alive for each in killed)
-    if found_none and (live := live_runs(console)):
-        console.say(f"recorded as live: {', '.join(live)}; to stop one, run `ddpctl kill RUN`")
+        console.json(document(killed, errors))
+    if not any(each.was_alive for each in killed):
+        report_none_alive(target, killed, errors, console)
     unconfirmed = errors or any(each.unconfirmed for each in killed)
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
 
 
+def document(killed: Sequence[StoppedRun], errors: Mapping[str, DdpctlError]) -> dict[str, Any]:
+    rows = [each.document() for each in killed]
+    return {"version": 1, "runs": rows, "unseen": unseen(errors)}
+
+
 def report_unlisted(
-    failures: Mapping[str, DdpctlError], console: Console
+    unlisted: Mapping[str, DdpctlError], killed: Sequence[StoppedRun], console: Console
 ) -> dict[str, DdpctlError]:
     """Print and return the errors of hosts that did not list their runs.
 
-    Includes hosts that have since confirmed other stops.
+    Includes hosts that have since confirmed other stops, but not those that `killed` has reported.
     """
+    reported = {host for each in killed for host in each.errors_by_name}
     what, remedy = "other live runs may be left there", "repeat `ddpctl kill HOSTS --all`"
     errors: dict[str, DdpctlError] = {
-        host: StopUnconfirmed(f"{what}: {error.what}", remedy) for host, error in failures.items()
+        host: StopUnconfirmed(f"{what}: {error.what}", remedy)
+        for host, error in unlisted.items()
+        if host not in reported
     }
     report_errors(errors, console)
     return errors
+
+
+def report_none_alive(
+    target: Target,
+    killed: Sequence[StoppedRun],
+    errors: Mapping[str, DdpctlError],
+    console: Console,
+) -> None:
+    """Print which hosts have no run and, unless the user named one, which runs may be meant."""
+    if not killed and (sure := [h.name for h in target.cluster.hosts if h.name not in errors]):
+        console.say(f"you have no live run on {names(sure)}")
+    if target.typed is None and (live := live_runs(console)):
+        console.say(f"recorded as live: {', '.join(live)}; to stop one, run `ddpctl kill RUN`")
 
 
 def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:

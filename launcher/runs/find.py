@@ -68,7 +68,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     """
     target, hosts = run_and_hosts(target, hosts)
     if hosts is None:
-        return find_run(target)
+        return find_recorded(target)
     cluster = hosts_to_ask(hosts, console)
     step = f"asking {counted(cluster.nnodes, 'host')} about their runs"
     with connected(cluster.hosts) as connections, console.step(step):
@@ -86,7 +86,7 @@ def find(target: str | None, hosts: str | None, console: Console) -> RunFolder:
     return folder
 
 
-def find_run(text: str | None) -> RunFolder:
+def find_recorded(text: str | None) -> RunFolder:
     """Return the recorded run with this id or unique prefix; for None, the newest non-sanity run.
 
     Raises UsageError if there is no such run.

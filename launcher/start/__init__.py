@@ -20,7 +20,8 @@ Two marks keep other commands for the same run from an attempt.
 - A lock, on the launching machine, does: the process that waits in line for the attempt, starts it,
   records it and restarts the run holds it until it ends (follow/detach.py).
 
-`kill` removes the nodes and the tickets, and cancels the reservation.
+`kill` removes the nodes and the tickets, and cancels the reservation. A resume on this machine that
+has not reserved its attempt yet loses the lock, and sees that once it has made the reservation.
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> NodeEvidence.end_state -> Session's final

@@ -13,7 +13,7 @@ from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..plan.launch_options import LaunchOptions
 from ..runs.adopt import MOST_AHEAD, caught_up
-from ..runs.find import find, find_run, list_nodes, names_hosts
+from ..runs.find import find, find_recorded, list_nodes, names_hosts
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import AttemptRecord, RunRecord, timestamp
 from ..runs.reported import reported_nodes
@@ -80,7 +80,7 @@ def the_run(target: str | None, hosts: str | None, console: Console) -> RunFolde
         return find(target, None, console)
     if hosts is not None:
         with contextlib.suppress(UsageError):  # not recorded here, but perhaps on the hosts
-            return find_run(target)
+            return find_recorded(target)
     return find(target, hosts, console)
 
 

@@ -11,7 +11,7 @@ from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
 from ..run_id import time_of
-from ..runs.find import find_id, find_run, hosts_to_ask, list_nodes
+from ..runs.find import find_id, find_recorded, hosts_to_ask, list_nodes
 from ..runs.run_folder import RunFolder, runs_being_prepared
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
@@ -115,7 +115,7 @@ class Target:
 
 def read_hosts(run: str | None, hosts: str | None, console: Console) -> Cluster:
     """Return the hosts on which `kill` acts: `hosts` or, without them, those of the recorded run."""
-    return recorded_hosts(find_run(run)) if hosts is None else hosts_to_ask(hosts, console)
+    return recorded_hosts(find_recorded(run)) if hosts is None else hosts_to_ask(hosts, console)
 
 
 def read_target(
@@ -124,7 +124,7 @@ def read_target(
     """Return the target of `kill`. everything: all runs on the hosts; see `read_hosts`."""
     if everything or hosts is not None:
         return Target(read_hosts(run, hosts, console), run, everything=everything)
-    folder = find_run(run)
+    folder = find_recorded(run)
     others = [other for other in runs_being_prepared() if other != folder.run_id]
     if run is None and others:
         what = f"still being launched or resumed: {', '.join(others)}"

@@ -20,7 +20,7 @@ from launcher.own_folders import state_home
 from launcher.plan.build import PlanInputs, build_plan
 from launcher.plan.launch_options import LaunchOptions
 from launcher.plan.plan import EngineTraits
-from launcher.runs.find import find_run
+from launcher.runs.find import find_recorded
 from launcher.runs.record import for_hosts, new_record, timestamp
 from launcher.runs.run_folder import RunFolder, UnreadableRecord, run_folder, run_folders
 from launcher.stop.pending_stops import finish_pending_stops
@@ -78,24 +78,24 @@ def test_the_copy_of_the_record_on_a_host_stays_small_with_many_nodes_and_attemp
 def test_a_run_is_found_by_a_prefix_of_its_id_and_without_one_the_newest_is() -> None:
     remember("aa-1", age=100)
     remember("bb-2", age=10)
-    assert find_run("aa").run_id == "aa-1"
-    assert find_run(None).run_id == "bb-2"
+    assert find_recorded("aa").run_id == "aa-1"
+    assert find_recorded(None).run_id == "bb-2"
 
 
 def test_an_ambiguous_or_unknown_prefix_of_a_run_id_is_an_error() -> None:
     remember("aa-1")
     remember("aa-2")
     with pytest.raises(UsageError, match="matches several runs"):
-        find_run("aa")
+        find_recorded("aa")
     with pytest.raises(UsageError, match=r"no record of run .* add `--hosts HOSTS`"):
-        find_run("zz")
-    assert find_run("aa-1").run_id == "aa-1"
+        find_recorded("zz")
+    assert find_recorded("aa-1").run_id == "aa-1"
 
 
 def test_an_id_that_begins_another_is_that_run() -> None:
     remember("aa")
     remember("aa-2")
-    assert find_run("aa").run_id == "aa"
+    assert find_recorded("aa").run_id == "aa"
 
 
 DAMAGED = {
@@ -143,7 +143,7 @@ def test_of_thousands_of_ended_runs_ps_reads_only_the_beginning(
     assert clusters_of(Selection(None, False, False), Console()) == []
     assert len(clusters_of(Selection(None, True, False), Console())) == 1
     finish_pending_stops([], Console())
-    assert find_run("r1").run_id == "r1"
+    assert find_recorded("r1").run_id == "r1"
 
 
 def test_a_run_with_an_unconfirmed_stop_is_not_settled() -> None:
@@ -178,8 +178,8 @@ def test_folders_that_are_no_run_are_ignored(state: Path) -> None:
 def test_a_sanity_run_is_never_the_newest() -> None:
     remember("r1", age=10)
     remember("sanity-20261121-100000-abcd")
-    assert find_run(None).run_id == "r1"
-    assert find_run("sanity").run_id == "sanity-20261121-100000-abcd"
+    assert find_recorded(None).run_id == "r1"
+    assert find_recorded("sanity").run_id == "sanity-20261121-100000-abcd"
 
 
 def test_a_record_that_cannot_be_written_is_one_warning(

@@ -56,6 +56,14 @@ class NodeState(enum.StrEnum):
     CANCELLED = "CANCELLED"
     UNKNOWN = "UNKNOWN"  # ended without an exit code, or not seen
 
+    @property
+    def is_live(self) -> bool:
+        return self in (NodeState.WAITING, NodeState.PENDING, NodeState.RUNNING)
+
+    @property
+    def is_final(self) -> bool:
+        return not self.is_live and self is not NodeState.UNKNOWN
+
 
 EXIT_OF = {
     RunState.SUCCEEDED: Exit.DONE,

@@ -32,11 +32,6 @@ from .monitor import ContactChange, Monitor, NodeDone, Observation, Restarted, T
 from .panel import live_panel
 from .run_lines import RunLines
 
-END_STATES = (
-    NodeState.SUCCEEDED,
-    NodeState.FAILED,
-    NodeState.CANCELLED,
-)  # see NodeEvidence.end_state
 LOG_PATIENCE = 10.0  # seconds; without the store, a run's lines are not recorded until its end
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
@@ -169,7 +164,7 @@ class Session:
 
     def _node_done(self, node: FollowedNode) -> None:
         entry = self.record.attempt.nodes[node.node_rank]
-        is_news = entry.state not in END_STATES
+        is_news = not entry.state.is_final
         entry.exit_code, entry.state = node.exit_code, node.end_state
         self._unsaved = True
         if is_news:  # otherwise, an earlier command has reported it

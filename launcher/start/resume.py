@@ -8,7 +8,6 @@ from shlex import join
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, UsageError, lines
 from ..follow.detach import is_taken_care_of
-from ..follow.session import END_STATES
 from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..plan.launch_options import LaunchOptions
@@ -160,12 +159,12 @@ def conclude(attempt: AttemptRecord, statuses: Sequence[NodeStatus]) -> None:
 
     A host is believed only about its own nodes. States that no host reports are UNKNOWN.
     """
-    known = (s for s in statuses if s.attempt == attempt.number and s.node_state in END_STATES)
+    known = (s for s in statuses if s.attempt == attempt.number and s.node_state.is_final)
     ends = {(status.host, status.node_rank): status for status in known}
     for node in attempt.nodes:
         if status := ends.get((node.host, node.node_rank)):
             node.state, node.exit_code = status.node_state, status.exit_code
-        elif node.state not in END_STATES:
+        elif not node.state.is_final:
             node.state = NodeState.UNKNOWN
     attempt.state = run_state([node.state for node in attempt.nodes], len(attempt.nodes))
     if attempt.state is not RunState.UNKNOWN:

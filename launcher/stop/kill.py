@@ -89,7 +89,7 @@ def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[Sto
     killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:
         each.report(console)
-        each.save(console)
+        each.record_end(console)
         report_unconfirmed(each.errors_by_name, console)
     return killed
 

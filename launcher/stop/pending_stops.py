@@ -34,4 +34,4 @@ def finish_pending_stops(connections: Sequence[HostConnection], console: Console
     for stopped in stop_all(stops, console):
         stopped.report(console)
         if stopped.results:  # if no host answered, nothing new is known
-            stopped.save(console)
+            stopped.record_end(console)

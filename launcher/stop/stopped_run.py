@@ -20,7 +20,6 @@ from ..text import names
 from .choose_runs import HostedRun
 from .stop_run import Errors, HostResult, Results, Stop, what_was_done, why_unconfirmed
 
-LIVE = (NodeState.WAITING, NodeState.PENDING, NodeState.RUNNING)
 REMEDY = "end what is left there (a process in state D ends once its disk or driver answers)"
 
 
@@ -112,7 +111,7 @@ class StoppedRun:
             parts.append(f"did not touch nodes on {names(untouched)} that belong to {theirs}")
         return f"run {self.run.run_id}: {'; '.join(parts)}"
 
-    def save(self, console: Console) -> None:
+    def record_end(self, console: Console) -> None:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
         A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
@@ -153,7 +152,7 @@ class StoppedRun:
         for node, status in found:
             if status:
                 node.state, node.exit_code = status.node_state, status.exit_code
-            elif node.state in LIVE:
+            elif node.state.is_live:
                 node.state = NodeState.CANCELLED
         attempt.settle_nodes()
 

@@ -8,12 +8,14 @@ no other host may have a live run in it.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from rich.filesize import decimal
 
 from ..engines.choose import installed_engines
 from ..engines.status import NodeStatus
-from ..errors import CommandFailed, DockerUnavailable
+from ..errors import CommandFailed, DdpctlError, DockerUnavailable
 from ..facts.shared_homes import one_per_home
 from ..hosts import Cluster
 from ..outcomes import Exit
@@ -27,6 +29,7 @@ from ..text import counted
 from .choose_runs import HostedRun
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
 from .kill import kill_runs
+from .stopped_run import StoppedRun
 
 # ~/.ddpctl may be a link to another disk, and hosts may share the link but not the disk. So all
 # hosts empty their folders before any host removes the link.
@@ -60,6 +63,16 @@ class Traces:
     @property
     def containers(self) -> list[NodeStatus]:
         return [status for status in self.nodes if not status.is_process]
+
+    def document(self, host: str, *, clean: bool) -> dict[str, Any]:
+        return {
+            "host": host,
+            "containers": [status.handle for status in self.containers],
+            "folder": self.inventory.folder,
+            "parts": [{"name": part, "bytes": size} for part, size in self.parts.items()],
+            "alive": sorted(self.live_runs),
+            "clean": clean,
+        }
 
     def lines(self) -> list[str]:
         host, folder = self.inventory.host, self.inventory.folder
@@ -95,12 +108,13 @@ def clean(
                 for run_id in sorted(each.runs & kept.keys()):
                     console.say(f"{connection.name}: not cleaned: {run_id} {kept[run_id]}")
         removed = bool(to_remove) and confirm(total(to_remove.values()))
-        after, confirmed = traces, True
+        after, killed = traces, list[StoppedRun]()
         if removed:
             with console.step(f"looking again on {counted(len(to_remove), 'host')}"):
                 to_remove = without_new_runs(to_remove, leaders, cluster, console)
             with console.step(f"removing traces from {counted(len(to_remove), 'host')}"):
-                confirmed = remove(machines, traces, leaders, cluster, to_remove, console)
+                killed = kill_live_runs(to_remove, traces, cluster, console)
+                report_errors(by_name(machines, remove(to_remove, leaders, cluster)), console)
                 after, failures = try_each(
                     machines, lambda connection: look(connection, leaders, cluster)
                 )
@@ -109,16 +123,7 @@ def clean(
     unclean = not all(each.none for each in after.values())
     if as_json:
         rows = [
-            {
-                "host": host,
-                "containers": [status.handle for status in traces[connection].containers],
-                "folder": traces[connection].inventory.folder,
-                "parts": [
-                    {"name": p, "bytes": size} for p, size in traces[connection].parts.items()
-                ],
-                "alive": sorted(traces[connection].live_runs),
-                "clean": connection in after and after[connection].none,
-            }
+            traces[connection].document(host, clean=connection in after and after[connection].none)
             for connection, host in unique_names(machines).items()
             if connection in traces
         ]
@@ -130,7 +135,8 @@ def clean(
     elif not unclean and not failures:
         console.say("no traces of ddpctl on these hosts")
     if removed:
-        return Exit.UNCONFIRMED if failures or unclean or not confirmed else Exit.DONE
+        unconfirmed = failures or unclean or any(each.unconfirmed for each in killed)
+        return Exit.UNCONFIRMED if unconfirmed else Exit.DONE
     return Exit.UNREACHABLE if failures else Exit.DONE
 
 
@@ -212,18 +218,13 @@ def may_be_live(traces: Collection[Traces]) -> dict[str, str]:
     return {**unsure, **live}
 
 
-def remove(
-    machines: Sequence[HostConnection],
-    answered: Collection[HostConnection],
-    leaders: Collection[HostConnection],
-    cluster: Cluster,
+def kill_live_runs(
     to_remove: Mapping[HostConnection, Traces],
+    answered: Collection[HostConnection],
+    cluster: Cluster,
     console: Console,
-) -> bool:
-    """Stop live runs, each only on hosts that themselves list it; remove containers and folders.
-
-    Return whether the stops are confirmed.
-    """
+) -> list[StoppedRun]:
+    """Stop the live runs, each only on hosts that themselves list it. Return the results."""
 
     def hosted(run_id: str) -> HostedRun:
         there = [
@@ -239,9 +240,17 @@ def remove(
         return HostedRun(run_id, there, others, sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
-    killed = kill_runs([*map(hosted, live)], cluster.job, console)
+    return kill_runs([*map(hosted, live)], cluster.job, console)
 
-    def run(connection: HostConnection, script: str) -> None:
+
+def remove(
+    to_remove: Mapping[HostConnection, Traces],
+    leaders: Collection[HostConnection],
+    cluster: Cluster,
+) -> dict[HostConnection, DdpctlError]:
+    """Remove the containers and folders. Return the errors of the hosts on which that failed."""
+
+    def do(script: str, connection: HostConnection) -> None:
         if (done := connection.script(script, timeout=TIMEOUT)).code != 0:
             remedy = "ask the owner of these files, or root, to remove them"
             raise CommandFailed(done.reason, remedy, host=connection.name)
@@ -252,7 +261,7 @@ def remove(
                 for status in containers if engine.traits.keeps_containers else ():
                     engine.remove(status)
         if connection in leaders:
-            run(connection, EMPTY)
+            do(EMPTY, connection)
 
     _, failures = try_each([*to_remove], empty)
     emptied = [
@@ -260,6 +269,4 @@ def remove(
         for connection in to_remove
         if connection in leaders and connection not in failures
     ]
-    failures |= try_each(emptied, lambda connection: run(connection, REMOVE))[1]
-    report_errors(by_name(machines, failures), console)
-    return not any(run.unconfirmed for run in killed)
+    return failures | try_each(emptied, partial(do, REMOVE))[1]

@@ -92,19 +92,19 @@ def kill_strays(
     else:
         for s in remaining:
             console.print("  ".join((s.host, s.kind, s.handle, s.run_id, s.what)))
-        if not strays:
-            if answered := [
-                connection.name for connection in machines if connection.name not in failures
-            ]:
-                whose = quoted(run) if run else "dead runs"
-                console.say(f"no leftovers of {whose} on {names(answered)}")
-        elif yes:
-            ended = len(strays) - len(remaining)
-            console.say(f"ended {ended} of {counted(len(strays), 'leftover')}")
-        else:
-            count = counted(len(strays), "leftover")
-            console.say(f"{count}; repeat the command with -y to end what is left")
+        if strays:
+            console.say(summary(strays, remaining, yes=yes))
+        elif answered := [each.name for each in machines if each.name not in failures]:
+            whose = quoted(run) if run else "dead runs"
+            console.say(f"no leftovers of {whose} on {names(answered)}")
     return Exit.UNCONFIRMED if failures or (yes and remaining) else Exit.DONE
+
+
+def summary(strays: Sequence[Stray], remaining: Sequence[Stray], *, yes: bool) -> str:
+    count = counted(len(strays), "leftover")
+    if yes:
+        return f"ended {len(strays) - len(remaining)} of {count}"
+    return f"{count}; repeat the command with -y to end what is left"
 
 
 def find_strays(

@@ -18,7 +18,8 @@ def resume(
 ) -> Outcome:
     """Start a run's next attempt from its newest checkpoint.
 
-    It runs the same command, with the code and data as they are in their folders now.
+    It runs the same command, with the code and data as they are in their folders now. If another
+    machine started the run, it runs the command in HOSTS, because the hosts do not report theirs.
 
     \b
     ddpctl resume

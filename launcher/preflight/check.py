@@ -152,10 +152,10 @@ def survey_hosts(
     are using, because the launch will wait for them.
     """
     with contextlib.closing(Probe(cluster.job)) as probe:
-        image_here = in_background(local_image, cluster.job)
+        own_image = in_background(local_image, cluster.job)
         ranks, machines, errors = examine_all(connections, cluster.job, probe)
         reach = probe.run(machines)
-    fleet = Fleet(cluster, machines, image_here.result(), reach, waits)
+    fleet = Fleet(cluster, machines, own_image.result(), reach, waits)
     findings = judge(fleet)
     if with_containers:  # except on machines that have failed already
         failed = {finding.host for finding in findings if finding.severity == "failure"}
@@ -213,19 +213,17 @@ def examine(
 
     connections: by node rank. Raises HostUnreachable if the machine cannot be reached.
     """
-    first = next(iter(connections))
-    connection = next(
-        (connection for connection in connections.values() if connection.host.gpus != 0),
-        connections[first],
-    )
-    port = str(job.master_port) if first == 0 and job.master_port != "auto" else ""
+    rank, first = next(iter(connections.items()))
+    # over the connection of a node with GPUs, because only there does `gather_one` ask about GPUs
+    connection = next((each for each in connections.values() if each.host.gpus != 0), first)
+    port = str(job.master_port) if rank == 0 and job.master_port != "auto" else ""
     folders = [job.metrics_dir] if job.metrics_dir else []
     check = [port, *(path.split(":")[0] for path in (*job.mounts, *job.devices)), *folders]
     engine: EngineInfo | None = None
     engine_error: DdpctlError | None = None
     run_nodes: tuple[NodeStatus, ...] = ()
     connection.connect()
-    agent = in_background(lambda: probe.start(first, connections[first]) if probe else None)
+    agent = in_background(lambda: probe.start(rank, first) if probe else None)
     answer = in_background(gather_one, connection, [USUAL_ROOT, *check])
     python = None if engine_traits(job.engine).in_container else versions_or_error(connection, job)
     try:

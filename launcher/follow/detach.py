@@ -66,7 +66,7 @@ def is_cancelled(folder: RunFolder, attempt: int) -> bool:
 
 
 @contextlib.contextmanager
-def taking_care(folder: RunFolder) -> Iterator[None]:
+def locks_released_at_end(folder: RunFolder) -> Iterator[None]:
     """Context manager: at the end, release the locks that `take_care` took in the block.
 
     If the block has not recorded the run, remove its folder.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
-from ..follow.detach import taking_care
+from ..follow.detach import locks_released_at_end
 from ..hosts import Cluster, override_job, user_env
 from ..logs.log_entry import OutputLines
 from ..outcomes import Exit
@@ -98,7 +98,7 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
         launch = LaunchOptions(name="sanity", network_only=True)
         request = Request(job, launch, new_run_id("sanity"))
         report.run_id = request.run_id
-        with taking_care(request.folder):
+        with locks_released_at_end(request.folder):
             return run_attempt(request, console_for_run(report, console)).exit
 
 

@@ -6,7 +6,7 @@ from contextlib import suppress
 from ..errors import StateError, UsageError
 from ..follow.attempt_end import report_next
 from ..follow.ctrl_c import Interrupts
-from ..follow.detach import taking_care
+from ..follow.detach import locks_released_at_end
 from ..follow.hooks import ExitHook
 from ..hosts import Cluster
 from ..outcomes import Outcome
@@ -56,7 +56,7 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
 
     Return how the run ended or how this command left it.
     """
-    with ExitHook(request.folder, console) as hook, taking_care(request.folder):
+    with ExitHook(request.folder, console) as hook, locks_released_at_end(request.folder):
         # by this lock, `kill` sees the launch or resume before its attempt is reserved on the hosts
         with suppress(StateError):  # some file systems have no locks
             request.take_care()

@@ -14,7 +14,7 @@ from pathlib import Path
 from ..errors import DdpctlError
 from ..follow import hooks
 from ..follow.ctrl_c import signals_end_recorder
-from ..follow.detach import READY, taking_care
+from ..follow.detach import READY, locks_released_at_end
 from ..logs.query import LogFilter
 from ..outcomes import Outcome, RunState
 from ..plan.launch_options import LaunchOptions
@@ -44,7 +44,7 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended for good. Return its outcome."""
     kept = dataclasses.asdict(folder.load().options)
     options = LaunchOptions(**kept, on_event=hooks.event_command(folder))
-    with hooks.ExitHook(folder, console) as hook, taking_care(folder):
+    with hooks.ExitHook(folder, console) as hook, locks_released_at_end(folder):
         outcome = run_if_waiting(folder, options, console) or follow_started(
             folder, options, console
         )

@@ -78,7 +78,7 @@ def test_a_recorder_inherits_the_lock_of_the_command_that_leaves_the_run(
     folder.save(run_record(run_id="r1"))
     notes = f"import os, time; print(os.getpid(), file=open({str(pids)!r}, 'a')); "
     monkeypatch.setattr(detach, "BOOT", notes + "print('ready', flush=True); time.sleep(60)")
-    with detach.taking_care(folder):
+    with detach.locks_released_at_end(folder):
         detach.take_care(folder, 1)
         detach.ensure_recorder(folder)
     assert detach.is_taken_care_of(folder)

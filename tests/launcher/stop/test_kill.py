@@ -18,7 +18,7 @@ from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.errors import CommandTimeout, HostUnreachable, PreflightError
-from launcher.follow.detach import take_care, taking_care
+from launcher.follow.detach import locks_released_at_end, take_care
 from launcher.hosts import Host
 from launcher.own_folders import state_home
 from launcher.runs.run_folder import run_folder
@@ -657,7 +657,7 @@ def test_without_a_run_it_does_not_take_the_last_run_for_one_that_is_being_launc
 
     def push(*_: object) -> None:
         other = run_folder("other-20261127-000000-abcd")
-        with taking_care(other):
+        with locks_released_at_end(other):
             take_care(other, 1)
             killed.append(cluster.ddpctl("kill"))
         killed.append(cluster.ddpctl("kill"))
@@ -722,7 +722,7 @@ def test_without_a_run_it_does_not_take_the_last_run_for_an_older_one_that_is_be
     for host in cluster:
         host.on_start = lambda node: None
     newest = cluster.launch("--detach")[1].strip()
-    with taking_care(run_folder(older)):
+    with locks_released_at_end(run_folder(older)):
         take_care(run_folder(older), 2)
         code, _, err = cluster.ddpctl("kill")
         everything = cluster.ddpctl("kill", cluster.hosts_file, "--strays")

@@ -84,8 +84,8 @@ def explain(
     for number in sorted({restart.number for restart in restarts})[-MOST_RESTARTS:]:
         before = before_restart(evidence, number)
         # the Monitor may have dropped a node's events from before it
-        known = zip(before.nodes, evidence.nodes, strict=True)
-        if all(was.events or not node.events for was, node in known):
+        pairs = zip(before.nodes, evidence.nodes, strict=True)
+        if all(was.events or not node.events for was, node in pairs):
             keep(first_failure(before), before, number)
 
 

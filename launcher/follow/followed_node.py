@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..diagnosis.evidence import NodeEvidence
@@ -77,6 +78,16 @@ class FollowedNode(NodeEvidence):
     def was_read(self) -> bool:
         """Whether the node's journal was read to the end."""
         return self.end is not None or (self.exited and self.offset >= self.journal_size)
+
+    def keep(
+        self, output: Iterable[OutputLines], events: Iterable[tuple[float, Event]], offset: int
+    ) -> None:
+        """Keep the lines and events that end at byte `offset` of the journal."""
+        self.offset = offset
+        for entry in output:
+            self.keep_lines(entry)
+        for at, event in events:
+            self.keep_event(at, event)
 
     def keep_lines(self, entry: OutputLines) -> None:
         """Keep the last few lines, each in an OutputLines of its own."""

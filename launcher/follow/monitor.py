@@ -6,7 +6,7 @@ another node has failed and this one cannot be reached.
 """
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ..engines.node_handle import AttemptHandle
@@ -127,11 +127,12 @@ class Monitor:
         node.heard_at = time.monotonic()
         match item:
             case NewEntries(_, entries, offset):
-                for entry in output_in(entries):
-                    node.keep_lines(entry)
-                return [item, *self._note_events(node, events_in(entries), offset)]
+                events = events_in(entries)
+                node.keep(output_in(entries), events, offset)
+                return [item, *_restarts(node, events)]
             case PastEvents(_, events, offset):
-                return [*self._note_events(node, events, offset)]
+                node.keep([], events, offset)
+                return [*_restarts(node, events)]
             case Reached():
                 node.contact.restore()
             case Lost(_, why) if not node.contact.lost:
@@ -144,18 +145,6 @@ class Monitor:
                 if node.end is None:
                     node.exit_code = item.status.exit_code
         return []
-
-    def _note_events(
-        self, node: FollowedNode, events: Sequence[tuple[float, Event]], offset: int
-    ) -> list[Restarted]:
-        """Keep the events, which end at byte `offset` of the journal.
-
-        Return the restarts among them.
-        """
-        node.offset = offset
-        for at, event in events:
-            node.keep_event(at, event)
-        return [Restarted(node, at, e) for at, e in events if isinstance(e, RestartInPlace)]
 
     def _contact_changes(self, wait: float) -> Iterator[ContactChange]:
         """Yield the contact changes not yet announced, once `wait` seconds have passed since the first."""
@@ -212,3 +201,7 @@ class Monitor:
             if node.seems_alive and now - node.contact.probed_at >= PROBE_TIMEOUT:
                 node.contact.probed_at = now
                 watcher.probe()
+
+
+def _restarts(node: FollowedNode, events: Iterable[tuple[float, Event]]) -> Iterator[Restarted]:
+    return (Restarted(node, at, e) for at, e in events if isinstance(e, RestartInPlace))

@@ -34,13 +34,13 @@ def checked(
     record: None if it cannot be read. Raises UsageError if the run, or the chosen attempt, has no
     such host, node or rank, or if the run has no such attempt.
     """
-    attempts, number, where = record.attempts if record else [], unchecked.attempt, "the run"
+    attempts, where, number = record.attempts if record else [], "the run", unchecked.attempt
     if attempts and number is not None:
-        last = attempts[-1].number
-        attempts, where = [each for each in attempts if each.number == number], f"attempt {number}"
-        if not attempts:
-            what = f"--attempt {number}: the run's last attempt is {last}"
+        chosen = [each for each in attempts if each.number == number]
+        if not chosen:
+            what = f"--attempt {number}: the run's last attempt is {attempts[-1].number}"
             raise UsageError(what, "choose an attempt that exists")
+        attempts, where = chosen, f"attempt {number}"
     hosts = {node.host for attempt in attempts for node in attempt.nodes}
     unknown = set(unchecked.hosts or ()) - hosts
     if hosts and unknown:

@@ -11,8 +11,10 @@ PR_SET_PDEATHSIG = 1  # from Linux's sys/prctl.h
 
 
 def die_with_parent(parent: int) -> None:
-    """On Linux, let the kernel kill this process when its parent ends. On all systems, exit if the
-    parent has already ended. parent: its process id."""
+    """On Linux, have the kernel kill this process when its parent ends.
+
+    On all systems, exit if the parent has already ended. parent: the parent's process id.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent has already ended

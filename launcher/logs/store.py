@@ -88,7 +88,7 @@ class NodeLog:
 
 
 class LogStore:
-    """All node logs of a run. One process may `acquire` it for writing; others only read."""
+    """The logs of all nodes of a run. One process may `acquire` it for writing; others only read."""
 
     def __init__(self, folder: Path, lock: IO[str], warn: Callable[[str], None]) -> None:
         self.folder = folder

@@ -113,7 +113,7 @@ def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
             raise UsageError(what, "pass another folder with --to") from None
         except OSError as error:
             what = f"{error.filename or to}: cannot be written: {error.strerror}"
-            remedy = "fix its permissions, free some space, or pass another folder with --to"
+            remedy = "fix its permissions, free up space, or pass another folder with --to"
             raise UsageError(what, remedy) from None
     for reason, links in left_out.items():
         count = counted(len(links), "symbolic link")

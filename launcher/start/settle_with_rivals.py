@@ -68,7 +68,7 @@ def list_claims(planned: PlannedAttempt) -> Claims:
 def free_hosts(
     planned: PlannedAttempt, claims: Claims
 ) -> tuple[list[HostConnection], list[DdpctlError]]:
-    """Return the hosts on which no rival is ahead or undecided, and an error for each such rival.
+    """Return the hosts without a rival that is ahead or undecided, and an error for each such rival.
 
     The errors in `claims` follow. A master port that the plan chose itself does not count, because the
     next plan chooses another.

@@ -57,8 +57,8 @@ class PruneResult:
             if not self.complete:
                 return "nothing deleted"
             return (
-                "nothing to delete: all of it is used by a run or by this hosts file, or was pushed "
-                f"in the last {duration(MIN_AGE)}"
+                "nothing to delete: everything there is used by a run or by this hosts file, or was "
+                f"pushed in the last {duration(MIN_AGE)}"
             )
         return f"{'deleted' if self.removed else 'kept'} {total(self.trees)}"
 

@@ -199,7 +199,10 @@ def has_open(pid: int, path: str) -> bool:
 
 
 def parse(text: str) -> list[Thread]:
-    """Parse faulthandler's output; skip other lines. Name the main thread "main", others by id and name."""
+    """Parse faulthandler's output; skip other lines.
+
+    Name the main thread "main", and the others by id and name.
+    """
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.split("\n"):
         head, frame = HEAD.match(line), FRAME.match(line)

@@ -81,10 +81,10 @@ def make_plan(
 ) -> Plan:
     """Return the plan of a run. `before`: the plan and config in the checkpoint to resume from.
 
-    Per-rank settings apply to the first start: if they are unchanged, a run that resumes on a
-    different number of ranks keeps its global batch and, with --elastic exact, its micro-batches
-    (except with --bn sync, whose statistics are those of all ranks' micro-batches anyway).
-    Raises UsageError for impossible sizes.
+    Per-rank settings apply to the first start. If they are unchanged, a run that resumes on a different
+    number of ranks keeps its global batch. With --elastic exact, it also keeps its micro-batches, except
+    with --bn sync, whose statistics come from all ranks' micro-batches anyway. Raises UsageError for
+    impossible sizes.
     """
     batch = config.global_batch or (config.batch_size or 128) * world_size
     parts = config.canonical_shards or world_size * config.grad_accum_steps

@@ -107,8 +107,8 @@ class Command(TyperCommand):
     ) -> None:
         """Raise UsageError with the correct line if `args` has a script, which belongs after `--`.
 
-        The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends
-        in .py, is one of STARTERS or -H gives the hosts. Later words belong to the script, except for
+        The first word that is neither a flag nor the value of one is HOSTS or RUN, unless it ends in
+        .py, it is one of STARTERS, or -H gives the hosts. Later words belong to the script, except for
         our own flags.
         """
         only_flags = TyperCommand(None, params=self._flags)

@@ -1,8 +1,8 @@
 """Hide torchrun's own reports about failed ranks and stopped nodes. Pure.
 
-They take up to 40 lines per node and repeat what ddpctl prints: a traceback from torchrun
-that ends with SignalException, or with ChildFailedError and a box below it, and one line for each
-rank that torchrun ends. The ranks' own lines show the cause and stay. The log file keeps every
+They take up to 40 lines per node and repeat what ddpctl prints. A report is a traceback from torchrun
+that ends with SignalException, or with ChildFailedError and a box below it. torchrun also prints one
+line for each rank that it ends. The ranks' own lines show the cause and stay. The log file keeps every
 line.
 """
 

@@ -114,11 +114,10 @@ class StoppedRun:
     def record_end(self, console: Console) -> None:
         """Record the end of the run, and the hosts on which its stop is unconfirmed.
 
-        A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been
-        asked, even if some did not answer: nothing restarts it, and the next `ps` or `launch` that
-        reaches these hosts stops it there (see pending_stops.py). A run that is UNKNOWN because
-        some hosts had not confirmed its stop also gets its end state once the last of them confirms
-        it.
+        A run that has not ended, or is UNKNOWN, gets its end state once all its hosts have been asked,
+        even if some did not answer. Nothing restarts it, and the next `ps` or `launch` that reaches the
+        other hosts stops it there (see pending_stops.py). A run that is UNKNOWN because some hosts had
+        not confirmed its stop also gets its end state once the last of them confirms it.
         """
         record = self.record
         if record is None:

@@ -1,8 +1,8 @@
 """Find leftovers of dead runs ("strays") by label and run id, and list them. With -y, end them.
 
-A run is dead if all hosts answered and one of its nodes is missing or has ended without success: after
-a success, the others may still save the last checkpoint. Its strays are its live nodes and those that
-were created but never started, except young ones, because hosts answer at different moments, and their
+A run is dead if all hosts answered and one of its nodes is missing or has ended without success: after a
+success, the others may still save the last checkpoint. Its strays are its live nodes, and nodes that
+were created but never started. Young nodes are not strays: hosts answer at different moments, so a
 launch may have created the missing node since. A process with a run id is a stray if its host has no
 live node of that run. Processes without a run id are never touched.
 

@@ -5,9 +5,9 @@ It leaves out paths that the hosts file names as private or as data, paths that 
 files (hosts files, reports and fetched runs). To keep a file, add a line such as `!server.pem` to
 .ddpctlignore.
 
-As in git, patterns apply to the folder that contains the ignore file and to everything below it,
-deeper ignore files override higher ones, and nothing below an excluded folder can be kept.
-.ddpctlignore overrides .gitignore.
+As in git, patterns apply to the ignore file's folder and to everything below it. Deeper ignore files
+override higher ones, and nothing below an excluded folder can be kept. .ddpctlignore overrides
+.gitignore.
 """
 
 # Paths are bytes here, because names need not be UTF-8. pathlib does not support bytes.

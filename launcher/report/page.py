@@ -205,7 +205,7 @@ def results(run: RunView) -> dict[str, str]:
 
 
 def _nodes(record: RunRecord) -> str:
-    """Return a table with a row per attempt and outcome of its nodes, the rarest outcome first."""
+    """Return a table with one row per attempt and outcome of nodes, the rarest outcome first."""
     rows: list[Sequence[object]] = []
     for attempt in record.attempts:
         groups: dict[tuple[str, object], list[NodeRecord]] = {}

@@ -307,7 +307,7 @@ def one_way(me: ThisRank, x: torch.Tensor, source: int, target: int) -> float:
 def transports(me: ThisRank, logs: Path) -> dict[str, int]:
     """Return the number of channels by transport, from all ranks' NCCL logs.
 
-    logs: the logs of this rank. Without CUDA, the only transport is Gloo's sockets.
+    logs: the folder with this rank's logs. Without CUDA, the only transport is Gloo's sockets.
     """
     if not me.cuda:
         return {"sockets (Gloo)": 1}

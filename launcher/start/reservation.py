@@ -4,7 +4,7 @@ import contextlib
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import NodesFailed, RunKilled, UsageError
 from ..follow.detach import is_cancelled
@@ -34,7 +34,7 @@ class Reservation:
     connections: Sequence[HostConnection]  # to all hosts on which the attempt may start
     previous: PlannedAttempt | None = None  # the attempt that this one restarts
     is_own: bool = False  # made by or for this command, so that no other command starts the attempt
-    _token: str = field(default_factory=lambda: secrets.token_hex(8))  # identifies this command
+    _token: str = ""  # identifies this command; "" if another process has made the reservation for it
 
     def take(self, console: Console) -> None:
         """Reserve the attempt, unless it is reserved for this command.
@@ -48,6 +48,7 @@ class Reservation:
         if self.is_own:
             return
         self._raise_if_previous_killed()  # a killed restart must leave its number to a resume
+        self._token = secrets.token_hex(8)
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
             answers, failures = ask_each(

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode
 
 from launcher.engines.status import LEASE
-from launcher.errors import DdpctlError, PreflightError, RunKilled, UsageError
+from launcher.errors import DdpctlError, PreflightError, PushFailed, RunKilled, UsageError
 from launcher.facts.gather import gather
 from launcher.follow import detach
 from launcher.follow.ctrl_c import Interrupts
@@ -441,6 +442,33 @@ def test_a_detached_run_whose_first_try_fails_leaves_no_ticket(
     assert run_recorder(cluster, waiting, monkeypatch) != 0
     assert record(cluster, waiting)["state"] == "FAILED"
     assert cluster.tickets == []
+
+
+def test_a_detached_resume_whose_start_fails_does_not_block_a_resume_on_another_machine(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def disk_is_full(*_: object) -> None:
+        raise PushFailed("No space left on device", "make room", host="gpu0")
+
+    cluster = make("gpu0")
+    monkeypatch.setattr("launcher.start.run_attempt.check", unchecked)
+    cluster.nodes_end(1)
+    assert cluster.launch("--wait")[0] == 1
+    resumed = cluster.record["run_id"]
+    other_machine = cluster.folder / "other"
+    shutil.copytree(cluster.state, other_machine)
+    cluster.hosts["gpu0"].on_start = lambda node: None
+    assert cluster.launch("--detach")[0] == 0
+    assert cluster.ddpctl("resume", resumed, "--detach")[0] == 0
+    end_all(cluster.nodes)
+    with monkeypatch.context() as full:
+        full.setattr("launcher.start.run_attempt.push", disk_is_full)
+        assert run_recorder(cluster, resumed, monkeypatch) == 5
+    assert record(cluster, resumed)["state"] == "FAILED"
+    cluster.nodes_end(0)
+    monkeypatch.setenv("XDG_STATE_HOME", str(other_machine))
+    code, _, err = cluster.ddpctl("resume", resumed)
+    assert code == 0, err
 
 
 def recorder_starts_during(

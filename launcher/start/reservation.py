@@ -34,7 +34,7 @@ class Reservation:
     connections: Sequence[HostConnection]  # to all hosts on which the attempt may start
     previous: PlannedAttempt | None = None  # the attempt that this one restarts
     is_own: bool = False  # made by or for this command, so that no other command starts the attempt
-    _token: str = ""  # identifies this command; "" if another process has made the reservation for it
+    _token: str = ""  # identifies this command; "" if another process has reserved it for this one
 
     def take(self, console: Console) -> None:
         """Reserve the attempt, unless it is reserved for this command.

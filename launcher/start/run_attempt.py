@@ -50,19 +50,21 @@ def run_attempt(request: Request, console: Console, inherited: Tickets | None = 
         Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         TicketHolder(request, [*connections, *former], inherited) as tickets,
-        # innermost, because it calls the hook and cancels the reservation over the connections
-        reservation_for(request, connections, previous, hook, console) as reservation,
     ):
-        require_writable(request.folder.path.parent)
-        finish_pending_stops(connections, console)
+        reservation = Reservation(
+            request.run_id, request.attempt, connections, previous, is_own=request.handed_over
+        )
         starter = Starter(connections, former, reservation, tickets, interrupts, hook, console)
-        while isinstance(result := starter.try_to_run(request), Refused):
-            request = in_line(request, result)
-            reservation.take(console)  # `kill` cancels the reservation of a waiting run
-            if outcome := wait_for_turn(request, result, tickets, interrupts, console):
-                return outcome
-            console.take_steps()  # the summary of the start omits the refused try
-        return result
+        with failed_start_recorded(request, reservation, hook, console):
+            require_writable(request.folder.path.parent)
+            finish_pending_stops(connections, console)
+            while isinstance(result := starter.try_to_run(request), Refused):
+                request = in_line(request, result)
+                reservation.take(console)  # `kill` cancels the reservation of a waiting run
+                if outcome := wait_for_turn(request, result, tickets, interrupts, console):
+                    return outcome
+                console.take_steps()  # the summary of the start omits the refused try
+            return result
 
 
 @dataclass(frozen=True)
@@ -171,24 +173,17 @@ class Starter:
 
 
 @contextlib.contextmanager
-def reservation_for(
-    request: Request,
-    connections: Sequence[HostConnection],
-    previous: PlannedAttempt | None,
-    hook: EventHook,
-    console: Console,
-) -> Iterator[Reservation]:
-    """Context manager: yield the reservation to take. If the attempt does not start, record that.
+def failed_start_recorded(
+    request: Request, reservation: Reservation, hook: EventHook, console: Console
+) -> Iterator[None]:
+    """Context manager: if the block fails before the attempt has started, record the failure.
 
     The hosts record it too, as a cancelled reservation, because other machines may resume the run.
 
     Records nothing if another command has reserved the attempt.
     """
-    reservation = Reservation(
-        request.run_id, request.attempt, connections, previous, is_own=request.handed_over
-    )
     try:
-        yield reservation
+        yield
     except BaseException as error:
         record = request.folder.load_if_readable(console)
         newest = record.attempt if record and reservation.is_own else None

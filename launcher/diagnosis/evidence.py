@@ -31,7 +31,7 @@ class NodeEvidence:
     host: str
     clock_skew: float = 0.0  # seconds by which the node's clock is ahead of the launching machine's
     events: Sequence[tuple[float, Event]] = ()  # (the node's time, event)
-    tail: Sequence[OutputLines] = ()  # the newest lines, each in an entry of its own
+    newest_lines: Sequence[OutputLines] = ()  # each in an entry of its own
     exit_code: int | None = None  # reported by the supervisor, else by the engine
     exited: bool = False  # whether the engine has reported the end of the node
     unit: str = "container"  # what the engine calls a node, in messages
@@ -51,14 +51,14 @@ class NodeEvidence:
         return [(time, event) for time, event in self.events if isinstance(event, kind)]
 
     def lines(self, rank: int) -> list[str]:
-        texts = (text for entry in self.tail if entry.rank == rank for text in entry.lines)
+        texts = (text for entry in self.newest_lines if entry.rank == rank for text in entry.lines)
         return [printable(text[:LONGEST_TEXT].decode(errors="replace")) for text in texts]
 
     def between(self, start: float, end: float) -> "NodeEvidence":
         """Return a copy with only the events and lines recorded since `start` and before `end`."""
         events = [each for each in self.events if start <= each[0] < end]
-        tail = [entry for entry in self.tail if start <= entry.time < end]
-        return replace(self, events=events, tail=tail)
+        newest = [entry for entry in self.newest_lines if start <= entry.time < end]
+        return replace(self, events=events, newest_lines=newest)
 
     @property
     def end(self) -> End | None:
@@ -91,7 +91,7 @@ class NodeEvidence:
     @property
     def last_seen(self) -> float:
         """The time of the newest journal entry by the node's clock; 0.0 if there is none."""
-        times = [time for time, _ in self.events] + [entry.time for entry in self.tail]
+        times = [time for time, _ in self.events] + [entry.time for entry in self.newest_lines]
         return max(times, default=0.0)
 
 
@@ -130,7 +130,7 @@ def of_last_round(evidence: Evidence) -> Evidence:
         if times:
             nodes.append(node.between(times[0], math.inf))
         else:
-            nodes.append(replace(node, events=[(node.last_seen, last)], tail=()))
+            nodes.append(replace(node, events=[(node.last_seen, last)], newest_lines=()))
     return replace(evidence, nodes=nodes)
 
 

@@ -37,7 +37,7 @@ def _about(node: NodeEvidence) -> Iterator[str]:
     kernel = node.kernel or ["(none, or ddpctl is not allowed to read them)"]
     yield from (f"  {line[:LONGEST]}" for line in kernel)
     exits = {exit.rank: exit for exit in node.of(RankExit)}
-    ranks = {*exits, *(entry.rank for entry in node.tail if entry.rank is not None)}
+    ranks = {*exits, *(entry.rank for entry in node.newest_lines if entry.rank is not None)}
     for rank in sorted(ranks)[:MOST_RANKS]:
         exit = exits.get(rank)
         ending = exit and (

@@ -17,7 +17,7 @@ from ..supervisor.events import End, Event, RestartInPlace, Usage
 DRAIN_TIMEOUT = 15.0  # seconds of silence until we give up on the rest of an ended node's journal
 ENGINE_TIMEOUT = 1.5  # seconds for the engine to confirm a node's end
 MOST_EVENTS = 8 << 20  # bytes of events kept per node
-TAIL_LINES = 400  # lines kept per node, to find the last lines of a failed rank
+KEPT_LINES = 400  # lines kept per node, to find the last lines of a failed rank
 
 
 @dataclass
@@ -43,7 +43,7 @@ class FollowedNode(NodeEvidence):
     """A node that the Monitor follows."""
 
     events: list[tuple[float, Event]] = field(default_factory=list)
-    tail: deque[OutputLines] = field(default_factory=lambda: deque(maxlen=TAIL_LINES))
+    newest_lines: deque[OutputLines] = field(default_factory=lambda: deque(maxlen=KEPT_LINES))
     usage: Usage | None = None  # the newest
     event_bytes: int = 0  # the size of `events` as text
     offset: int = 0  # bytes of the journal read so far; 0 until the past events have arrived
@@ -92,8 +92,8 @@ class FollowedNode(NodeEvidence):
     def keep_lines(self, entry: OutputLines) -> None:
         """Keep the last few lines, each in an OutputLines of its own."""
         host, node_rank, at, rank, lines, _ = entry  # `_replace` takes more than twice as long
-        newest = ([line[:LONGEST_TEXT]] for line in lines[-TAIL_LINES:])
-        self.tail.extend(OutputLines(host, node_rank, at, rank, line) for line in newest)
+        newest = ([line[:LONGEST_TEXT]] for line in lines[-KEPT_LINES:])
+        self.newest_lines.extend(OutputLines(host, node_rank, at, rank, line) for line in newest)
 
     def keep_event(self, at: float, event: Event) -> None:
         """Keep an event. at: unix seconds, by the node's clock."""

@@ -160,7 +160,7 @@ def state_of(node: FollowedNode) -> str:
     phases = [e for _, e in node.events if isinstance(e, Stopping | RestartInPlace)]
     if phases and isinstance(phases[-1], Stopping):
         return "stopping"
-    return ContainerState.RUNNING if node.events or node.tail else "starting"
+    return ContainerState.RUNNING if node.events or node.newest_lines else "starting"
 
 
 def progress_words(progress: Progress) -> str:
@@ -183,7 +183,7 @@ def script_words(nodes: Mapping[int, FollowedNode], now: float) -> str:
     recent = [  # with the times by this machine's clock
         (entry.time - node.clock_skew, entry)
         for node in nodes.values()
-        for entry in itertools.islice(reversed(node.tail), RECENT_LINES)
+        for entry in itertools.islice(reversed(node.newest_lines), RECENT_LINES)
     ]
     if not recent:
         return "no output yet"

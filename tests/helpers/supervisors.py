@@ -226,7 +226,7 @@ def evidence_of(node: Node, facts: dict[str, Any]) -> NodeEvidence:
         node.node_rank,
         node.spec["host"],
         events=events_in(node.entries()),
-        tail=node.output()[-400:],
+        newest_lines=node.output()[-400:],
         **facts.get(f"node_{node.node_rank}", {}),
     )
 

@@ -366,7 +366,7 @@ PARSERS: dict[str, Callable[[str], object]] = {
     "message": lambda text: str(UsageError(text)),
     "engine": lambda text: parse_engine({"ServerVersion": text, "Driver": text}, None),
     "failure": lambda text: first_failure(
-        Evidence(1, [NodeEvidence(0, "gpu1", tail=three_times(text), exit_code=1)])
+        Evidence(1, [NodeEvidence(0, "gpu1", newest_lines=three_times(text), exit_code=1)])
     ),
 }
 

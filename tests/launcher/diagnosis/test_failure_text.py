@@ -37,7 +37,7 @@ def evidence() -> Evidence:
                 (2.5, Collectives((calls[rank],))),
                 (3.0, End(EndState.FAILED if rank == 0 else EndState.STOPPED, 1)),
             ],
-            tail=[
+            newest_lines=[
                 OutputLines(f"gpu{rank}", rank, 1.5, rank, [b"line %d of rank %d" % (n, rank)])
                 for n in range(50)
             ],
@@ -107,7 +107,9 @@ def test_the_failure_before_a_restart_in_place_has_a_text_of_its_own() -> None:
 
 def test_a_host_that_reports_very_many_ranks_fills_no_text() -> None:
     exits = [(1.0, RankExit(rank, 0, 1)) for rank in range(5000)]
-    evil = NodeEvidence(0, "evil", events=exits, tail=[OutputLines("evil", 0, 1.0, 0, [b"a line"])])
+    evil = NodeEvidence(
+        0, "evil", events=exits, newest_lines=[OutputLines("evil", 0, 1.0, 0, [b"a line"])]
+    )
     evidence = Evidence(1, [evil])
     failure = first_failure(evidence)
     assert failure

@@ -37,7 +37,7 @@ def lines_of(*entries: object) -> bytes:
 
 
 def print_line(node: FollowedNode, time: float, rank: int, text: bytes) -> None:
-    node.tail.append(OutputLines(node.host, node.node_rank, time, rank, [text]))
+    node.newest_lines.append(OutputLines(node.host, node.node_rank, time, rank, [text]))
 
 
 def test_the_trainers_numbers_are_read_and_those_of_an_earlier_attempt_are_not() -> None:

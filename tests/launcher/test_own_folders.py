@@ -20,6 +20,7 @@ from launcher.own_folders import (
     locked,
     make_folder,
     state_home,
+    try_lock,
     write_atomically,
     write_cache,
 )
@@ -118,6 +119,24 @@ def test_those_who_ask_whether_a_lock_is_held_do_not_see_each_other(
     monkeypatch.setattr(fcntl, "flock", asked_by_two)
     answers.append(is_locked(lock))
     assert answers == [False, False]
+
+
+def test_who_asks_whether_a_lock_is_held_does_not_keep_it_from_being_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock, lock = fcntl.flock, tmp_path / "lock"
+
+    def while_another_asks(file: TextIO, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        with lock.open() as other:
+            flock(other, fcntl.LOCK_SH)
+            flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", while_another_asks)
+    taken = try_lock(lock)
+    assert taken, "it gave up"
+    with taken:
+        assert try_lock(lock) is None
 
 
 def test_a_file_system_without_locks_is_one_line(

@@ -11,7 +11,7 @@ from typing import Literal, TypedDict, Unpack
 
 from ..errors import CommandFailed, DdpctlError, NodesFailed, StopUnconfirmed
 from ..failure import FirstFailure
-from ..follow.detach import ensure_recorder, is_taken_care_of
+from ..follow.detach import ensure_recorder
 from ..hosts import Hosts, cluster_of, load
 from ..logs.log_entry import render
 from ..logs.query import LogFilter, merged
@@ -20,6 +20,7 @@ from ..look.fetch import fetch
 from ..look.logs import checked
 from ..outcomes import RunState
 from ..plan.launch_options import LaunchOptions
+from ..runs.attempt_lock import is_taken_care_of
 from ..runs.find import find
 from ..runs.newest_attempt import newest_attempt
 from ..runs.run_folder import RunFolder

@@ -1,32 +1,24 @@
-"""The process on this machine that takes care of a run, and the lock that shows it to other commands.
+"""Leave a run to a recorder: a process on this machine that takes care of it while no command follows it.
 
-It waits in line for an attempt, starts it, records it and, if the job allows that, restarts the run. At
-first, it is the command that starts the attempt. If that command leaves the run, it hands the attempt's
-lock over to a recorder, a process that takes care of the run while no command follows it. Each attempt
-has a lock of its own, because the recorder of an earlier one may never end if its hosts are gone.
+The recorder inherits the lock of the newest attempt (runs/attempt_lock.py).
 """
 
-import contextlib
 import json
-import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from ..errors import CommandFailed, DdpctlError, UsageError
+from ..errors import CommandFailed, DdpctlError
 from ..outcomes import Outcome, RunState
-from ..own_folders import is_locked, make_folder, try_lock
-from ..runs.run_folder import RunFolder, UnreadableRecord
+from ..runs.attempt_lock import lock_to_hand_over
+from ..runs.run_folder import RunFolder
 from ..terminal.console import Console
 
 READY = b"ready\n"
 RECORDER = f"{__package__.rpartition('.')[0]}.start.recorder"
 START_TIMEOUT = 30.0  # seconds for the recorder to report that it has started
-
-_held: dict[Path, IO[str]] = {}  # the locks that this process holds, by path
 
 # -I removes the current directory, PYTHONPATH and the user's site packages from the import path.
 # BOOT replaces this path with that of the command that starts the recorder.
@@ -35,58 +27,6 @@ import importlib, json, sys
 sys.path[:] = json.loads(sys.argv.pop(1))
 sys.exit(importlib.import_module(sys.argv.pop(1)).main())
 """
-
-
-def take_care(folder: RunFolder, attempt: int) -> None:
-    """Lock the attempt unless this process holds the lock.
-
-    Raises UsageError if another process holds it, and StateError if the file system has no locks.
-    """
-    path = folder.attempt_lock(attempt)
-    if path not in _held:
-        make_folder(folder.path)
-        if not (lock := try_lock(path)):
-            what = (
-                f"another command on this machine is starting attempt {attempt} of {folder.run_id}"
-            )
-            remedy = f"once it has started, follow it with `ddpctl attach {folder.run_id}`"
-            raise UsageError(what, remedy)
-        _held[path] = lock
-
-
-def is_cancelled(folder: RunFolder, attempt: int) -> bool:
-    """Return whether `kill` has removed this process's lock of the attempt (RunFolder.cancel_start)."""
-    path = folder.attempt_lock(attempt)
-    if not (lock := _held.get(path)):
-        return False
-    try:
-        return not os.path.samestat(os.fstat(lock.fileno()), path.stat())
-    except FileNotFoundError:
-        return True
-
-
-@contextlib.contextmanager
-def locks_released_at_end(folder: RunFolder) -> Iterator[None]:
-    """Context manager: at the end, release the locks that `take_care` took in the block.
-
-    If the block has not recorded the run, remove its folder.
-    """
-    try:
-        yield
-    finally:
-        for path in [path for path in _held if path.parent == folder.path]:
-            with contextlib.suppress(OSError):
-                if not folder.is_recorded:
-                    path.unlink()
-                    folder.path.rmdir()
-            _held.pop(path).close()
-
-
-def is_taken_care_of(folder: RunFolder) -> bool:
-    """Return whether a process on this machine is taking care of the run's newest attempt."""
-    with contextlib.suppress(UnreadableRecord):
-        return is_locked(folder.attempt_lock(folder.load().attempt.number))
-    return False
 
 
 def detach(folder: RunFolder, state: RunState, console: Console) -> Outcome:
@@ -103,13 +43,9 @@ def ensure_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> No
     Raises CommandFailed if it does not start. The error says what that means for a run in `state`.
     """
     try:
-        path = folder.attempt_lock(folder.load().attempt.number)
-        with contextlib.ExitStack() as own:
-            if not (lock := _held.get(path)):
-                if not (lock := try_lock(path)):
-                    return
-                own.enter_context(lock)
-            start_recorder(folder, lock)
+        with lock_to_hand_over(folder) as lock:
+            if lock:
+                start_recorder(folder, lock)
     except DdpctlError as error:
         fate = "the run continues, but its recorder did not start"
         remedy = f"follow it with `ddpctl attach {folder.run_id}`; "

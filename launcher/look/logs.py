@@ -5,7 +5,6 @@ import time
 from contextlib import closing
 
 from ..errors import DdpctlError, HostUnreachable, UsageError
-from ..follow import detach
 from ..follow.ctrl_c import Interrupts
 from ..follow.inbox import NewEntries
 from ..follow.monitor import ContactChange, Monitor, Tick
@@ -14,6 +13,7 @@ from ..logs.log_entry import output_in
 from ..logs.query import LogFilter, attempts_in, merged
 from ..logs.store import LogStore, Marks, known_marks
 from ..outcomes import Exit, RunState
+from ..runs import attempt_lock
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord
 from ..runs.run_folder import RunFolder
@@ -147,7 +147,7 @@ def wait_for_attempt(folder: RunFolder, number: int, console: Console) -> int | 
     with Interrupts():
         while not console.reader_left:
             # check this before reading the record, because a process may change it and then end
-            may_start = detach.is_taken_care_of(folder)
+            may_start = attempt_lock.is_taken_care_of(folder)
             record = folder.load_if_readable(console)
             if record and record.attempt.number > number and record.attempt.started:
                 return record.attempt.number

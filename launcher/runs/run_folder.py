@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import StateError, UsageError
 from ..hosts import Cluster, Host, dump, load
-from ..own_folders import is_locked, make_folder, read_record, state_home, write_atomically
+from ..own_folders import make_folder, read_record, state_home, write_atomically
 from ..run_id import is_run_id
 from ..terminal.console import Console
 from .record import SETTLED, RunRecord, document, record_in
@@ -50,27 +50,6 @@ class RunFolder:
     def attempt_lock(self, attempt: int) -> Path:
         """Return the path of the lock held by the process that takes care of the attempt."""
         return self.path / f".attempt-{attempt}.lock"
-
-    def unrecorded_locks(self) -> set[Path]:
-        """Return the locks of commands that are still checking or pushing for an attempt.
-
-        Returns none if the record is unreadable.
-        """
-        held = {path for path in self.path.glob(".attempt-*.lock") if is_locked(path)}
-        with contextlib.suppress(UnreadableRecord):
-            attempts = self.load().attempts if held and self.is_recorded else []
-            return held - {self.attempt_lock(each.number) for each in attempts}
-        return set()
-
-    def cancel_start(self) -> bool:
-        """Cancel an attempt that a command on this machine prepares; it sees that its lock is gone.
-
-        Return whether there is such an attempt.
-        """
-        locks = self.unrecorded_locks()
-        for path in locks:
-            path.unlink(missing_ok=True)
-        return bool(locks)
 
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
         """Return the path for the evidence of an attempt's failure.
@@ -200,7 +179,7 @@ def run_folders() -> list[RunFolder]:
         except OSError:
             return 0.0
 
-    return sorted((f for f in _folders() if f.is_recorded), key=started, reverse=True)
+    return sorted((f for f in all_folders() if f.is_recorded), key=started, reverse=True)
 
 
 def live_runs(console: Console) -> list[str]:
@@ -209,11 +188,7 @@ def live_runs(console: Console) -> list[str]:
     return [record.run_id for record in records if record and record.state.is_live]
 
 
-def runs_being_prepared() -> list[str]:
-    """Return the ids of the runs that a launch or resume on this machine is still checking or pushing."""
-    return [folder.run_id for folder in _folders() if folder.unrecorded_locks()]
-
-
-def _folders() -> list[RunFolder]:
+def all_folders() -> list[RunFolder]:
+    """Return the folders of all runs, recorded or not."""
     paths = (state_home() / "runs").glob("*")
     return [RunFolder(path) for path in paths if is_run_id(path.name)]

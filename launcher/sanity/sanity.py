@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
-from ..follow.detach import locks_released_at_end
 from ..hosts import Cluster, override_job, user_env
 from ..logs.log_entry import OutputLines
 from ..outcomes import Exit
@@ -20,6 +19,7 @@ from ..own_folders import read_cache, state_home, write_cache
 from ..plan.launch_options import LaunchOptions
 from ..plan.node_gpus import gpu_ids
 from ..run_id import new_run_id
+from ..runs.attempt_lock import locks_released_at_end
 from ..ssh.host_connection import connected
 from ..start.request import Request
 from ..start.run_attempt import run_attempt

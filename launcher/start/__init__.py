@@ -18,7 +18,7 @@ Two marks keep other commands for the same run from an attempt.
   if `kill` has not cancelled it (reservation.py). It is a file that stays, because an attempt's number
   is used once. So it does not show whether the command is alive.
 - A lock on the launching machine shows that. The process that waits in line for the attempt, starts
-  it, records it and restarts the run holds the lock until the process ends (follow/detach.py).
+  it, records it and restarts the run holds the lock until the process ends (runs/attempt_lock.py).
 
 `kill` removes the nodes and the tickets, and cancels the reservation. A resume on this machine that
 has not reserved its attempt yet loses the lock, and sees that once it has made the reservation.

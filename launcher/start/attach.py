@@ -14,6 +14,7 @@ from ..logs.query import LogFilter
 from ..logs.store import known_marks
 from ..look.logs import print_recorded, say_that_it_waits
 from ..outcomes import Outcome, RunState
+from ..runs import attempt_lock
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord
 from ..runs.run_folder import RunFolder
@@ -83,7 +84,7 @@ def follow_newest(
                 run = StartedRun(handle, folder, record, shown=shown, owned=False)
                 if not recorder:
                     # two recorders would both restart the run, and run --on-event twice
-                    patience = None if detach.is_taken_care_of(folder) else 0.0
+                    patience = None if attempt_lock.is_taken_care_of(folder) else 0.0
                     run = dataclasses.replace(run, log_patience=patience)
                 return follow(run, hook, interrupts, console), record
         report_end(folder.run_id, record.attempt, console)
@@ -98,7 +99,7 @@ def wait_for_restart(folder: RunFolder, ended: RunRecord, console: Console) -> R
     announced = False
     with Interrupts():
         while True:
-            may_restart = detach.is_taken_care_of(folder) and folder.goes_on(ended)
+            may_restart = attempt_lock.is_taken_care_of(folder) and folder.goes_on(ended)
             newest = folder.load_if_readable(console) or ended
             if not may_restart or newest.attempt.number > ended.attempt.number:
                 return newest
@@ -117,7 +118,7 @@ def wait_for_start(folder: RunFolder, console: Console) -> RunRecord:
     recorder_started = announced = False
     while True:
         # check this before reading the record, because a process may change it and then end
-        abandoned = not detach.is_taken_care_of(folder)
+        abandoned = not attempt_lock.is_taken_care_of(folder)
         record = folder.load()
         is_pending = record.state is RunState.PENDING and not abandoned
         if record.state is not RunState.WAITING and not is_pending:

@@ -6,13 +6,13 @@ from contextlib import suppress
 from ..errors import StateError, UsageError
 from ..follow.attempt_end import report_next
 from ..follow.ctrl_c import Interrupts
-from ..follow.detach import locks_released_at_end
 from ..follow.hooks import ExitHook
 from ..hosts import Cluster
 from ..outcomes import Outcome
 from ..plan.launch_options import LaunchOptions
 from ..plan.plan import Plan
 from ..run_id import NAME, new_run_id
+from ..runs.attempt_lock import locks_released_at_end
 from ..terminal.console import Console
 from ..text import counted, quoted
 from .check_command import check_command

@@ -14,10 +14,11 @@ from pathlib import Path
 from ..errors import DdpctlError
 from ..follow import hooks
 from ..follow.ctrl_c import signals_end_recorder
-from ..follow.detach import READY, locks_released_at_end
+from ..follow.detach import READY
 from ..logs.query import LogFilter
 from ..outcomes import Outcome, RunState
 from ..plan.launch_options import LaunchOptions
+from ..runs.attempt_lock import locks_released_at_end
 from ..runs.record import RunRecord
 from ..runs.run_folder import RunFolder
 from ..terminal.console import Console

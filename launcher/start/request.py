@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from ..engines.choose import engine_traits
 from ..facts.gather import request_time
 from ..follow import hooks
-from ..follow.detach import take_care
 from ..hosts import Cluster, Host, user_env
 from ..plan.build import PlanInputs, build_plan
 from ..plan.launch_options import LaunchOptions
 from ..plan.plan import Plan
+from ..runs.attempt_lock import take_care
 from ..runs.record import RunRecord, new_record
 from ..runs.run_folder import RunFolder, run_folder
 from ..ssh.host_connection import HostConnection
@@ -64,7 +64,7 @@ class Request:
         return dataclasses.replace(plan, notes=notes)
 
     def take_care(self) -> None:
-        """Lock the attempt for this process; see `detach.take_care`."""
+        """Lock the attempt for this process; see `attempt_lock.take_care`."""
         if not self.handed_over:
             take_care(self.folder, self.attempt)
 

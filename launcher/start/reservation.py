@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import NodesFailed, RunKilled, UsageError
-from ..follow.detach import is_cancelled
+from ..runs.attempt_lock import is_cancelled
 from ..runs.run_folder import run_folder
 from ..ssh.background import in_background
 from ..ssh.host_connection import HostConnection

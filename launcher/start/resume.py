@@ -7,11 +7,11 @@ from shlex import join
 
 from ..engines.status import NodeStatus
 from ..errors import DdpctlError, UsageError, lines
-from ..follow.detach import is_taken_care_of
 from ..hosts import Cluster, Host, Job, load, select, user_env
 from ..outcomes import NodeState, Outcome, RunState, run_state
 from ..plan.launch_options import LaunchOptions
 from ..runs.adopt import MOST_AHEAD, caught_up
+from ..runs.attempt_lock import is_taken_care_of
 from ..runs.find import find, find_recorded, list_nodes, names_hosts
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import AttemptRecord, RunRecord, timestamp

@@ -11,8 +11,9 @@ from ..engines.status import UNSTARTED, NodeStatus
 from ..errors import DdpctlError, HostsFileError, NodesFailed, StopUnconfirmed, UsageError
 from ..hosts import Cluster, load
 from ..run_id import time_of
+from ..runs.attempt_lock import runs_being_prepared
 from ..runs.find import find_id, find_recorded, hosts_to_ask, list_nodes
-from ..runs.run_folder import RunFolder, runs_being_prepared
+from ..runs.run_folder import RunFolder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
 from ..ssh.many import by_name, one_per_account, try_each

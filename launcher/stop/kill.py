@@ -6,6 +6,7 @@ from typing import Any
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
 from ..hosts import Job
 from ..outcomes import Exit
+from ..runs.attempt_lock import cancel_start
 from ..runs.run_folder import live_runs, run_folder
 from ..ssh.host_connection import connected
 from ..terminal.console import Console
@@ -84,7 +85,7 @@ def report_none_alive(
 
 def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:
     """Stop runs; print, record and return what was stopped. job: see `make_stop`."""
-    for run_id in (run.run_id for run in runs if run_folder(run.run_id).cancel_start()):
+    for run_id in (run.run_id for run in runs if cancel_start(run_folder(run.run_id))):
         console.say(f"run {run_id}: its resume, which is still checking or pushing, will not start")
     killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:

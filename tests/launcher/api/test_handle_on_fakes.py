@@ -22,11 +22,12 @@ from launcher.api import handle
 from launcher.api.call import read_outcomes
 from launcher.api.handle import JobOptions, LoggingConsole, Run
 from launcher.engines.node_handle import AttemptHandle
-from launcher.follow.detach import ensure_recorder, is_taken_care_of
+from launcher.follow.detach import ensure_recorder
 from launcher.hosts import load
 from launcher.hosts.schema import JOB
 from launcher.outcomes import RunState
 from launcher.own_folders import locked
+from launcher.runs.attempt_lock import is_taken_care_of
 from launcher.runs.run_folder import RunFolder
 from launcher.start import recorder
 from launcher.start.run_attempt import Starter

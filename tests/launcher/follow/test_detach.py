@@ -16,6 +16,7 @@ from supervisors import until
 
 from launcher.errors import CommandFailed
 from launcher.follow import detach
+from launcher.runs import attempt_lock
 from launcher.runs.run_folder import RunFolder
 
 
@@ -78,14 +79,14 @@ def test_a_recorder_inherits_the_lock_of_the_command_that_leaves_the_run(
     folder.save(run_record(run_id="r1"))
     notes = f"import os, time; print(os.getpid(), file=open({str(pids)!r}, 'a')); "
     monkeypatch.setattr(detach, "BOOT", notes + "print('ready', flush=True); time.sleep(60)")
-    with detach.locks_released_at_end(folder):
-        detach.take_care(folder, 1)
+    with attempt_lock.locks_released_at_end(folder):
+        attempt_lock.take_care(folder, 1)
         detach.ensure_recorder(folder)
-    assert detach.is_taken_care_of(folder)
+    assert attempt_lock.is_taken_care_of(folder)
     detach.ensure_recorder(folder)  # there is one
     [pid] = pids.read_text().split()
     os.kill(int(pid), signal.SIGKILL)
-    until(lambda: not detach.is_taken_care_of(folder), 20)
+    until(lambda: not attempt_lock.is_taken_care_of(folder), 20)
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_and_the_run_goes_on(tmp_path: Path) -> None:

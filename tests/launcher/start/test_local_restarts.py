@@ -14,7 +14,7 @@ import pytest
 from local_machine import Machine
 from supervisors import until
 
-from launcher.follow import detach as detach_module
+from launcher.runs import attempt_lock
 from launcher.runs.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -236,7 +236,7 @@ def test_a_shutdown_of_the_launching_machine_loses_neither_a_started_nor_a_waiti
 
     def shut_down(folder: Path) -> None:
         os.kill(process(str(folder), machine), signal.SIGTERM)
-        until(lambda: not detach_module.is_taken_care_of(RunFolder(folder)), 60)
+        until(lambda: not attempt_lock.is_taken_care_of(RunFolder(folder)), 60)
 
     def end(folder: Path) -> None:
         [kept] = (machine.folder / "home").glob(f".ddpctl/runs/{folder.name}/checkpoints")
@@ -248,7 +248,7 @@ def test_a_shutdown_of_the_launching_machine_loses_neither_a_started_nor_a_waiti
     shut_down(second)
     assert state(second) == "WAITING"
     attached = machine.start("attach", second.name)
-    until(lambda: detach_module.is_taken_care_of(RunFolder(second)), 60)
+    until(lambda: attempt_lock.is_taken_care_of(RunFolder(second)), 60)
     shut_down(first)
     end(first)
     until(lambda: state(second) == "RUNNING", 60)

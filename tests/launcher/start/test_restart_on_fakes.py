@@ -18,7 +18,6 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.errors import PreflightError
-from launcher.follow.detach import is_taken_care_of
 from launcher.follow.hooks import EventHook
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
@@ -27,6 +26,7 @@ from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
 from launcher.plan.launch_options import LaunchOptions
 from launcher.runs import newest_attempt
+from launcher.runs.attempt_lock import is_taken_care_of
 from launcher.runs.record import RunRecord
 from launcher.runs.run_folder import RunFolder, run_folder, run_folders
 from launcher.start import attach, launch, recorder, restart
@@ -618,7 +618,7 @@ def test_attach_reports_a_kill_during_the_pause_before_the_recorder_restarts_the
     cluster.nodes[0].exit(137)
     cluster.nodes[1].end(143, "stopped")
     recorders = [folder]
-    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: bool(recorders))
+    monkeypatch.setattr(attach.attempt_lock, "is_taken_care_of", lambda _: bool(recorders))
 
     def kill(_: float) -> None:
         record = folder.load()
@@ -644,7 +644,7 @@ def test_attach_and_logs_wait_for_the_recorders_restart_until_a_kill(
     cluster.nodes[0].exit(137)
     cluster.nodes[1].end(143, "stopped")
     recorders: list[RunFolder] = []
-    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: bool(recorders))
+    monkeypatch.setattr(attach.attempt_lock, "is_taken_care_of", lambda _: bool(recorders))
 
     def kill(_: float) -> None:
         record = folder.load()
@@ -669,7 +669,7 @@ def test_logs_do_not_wait_for_a_restart_once_nobody_reads_them(
     cluster.nodes[0].exit(137)
     cluster.nodes[1].end(143, "stopped")
     cluster.ddpctl("attach")  # ends the attempt
-    monkeypatch.setattr(logs.detach, "is_taken_care_of", lambda _: True)
+    monkeypatch.setattr(logs.attempt_lock, "is_taken_care_of", lambda _: True)
     pauses: list[float] = []
 
     def pause(seconds: float) -> None:
@@ -702,7 +702,7 @@ def test_attach_prints_the_log_of_an_attempt_that_ended_between_two_looks_at_a_p
         folder.save(ended)
 
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=end))
-    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: True)
+    monkeypatch.setattr(attach.attempt_lock, "is_taken_care_of", lambda _: True)
     code, out, err = cluster.ddpctl("attach")
     assert code == 0, err
     assert sorted(out.splitlines()) == ["[gpu0:0] hello", "[gpu1:1] hello"]
@@ -789,7 +789,7 @@ def test_attach_waits_for_the_start_of_an_attempt_that_was_new_while_the_hosts_w
 
     monkeypatch.setattr(newest_attempt, "caught_up", restart)
     monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=start))
-    monkeypatch.setattr(attach.detach, "is_taken_care_of", lambda _: is_starting)
+    monkeypatch.setattr(attach.attempt_lock, "is_taken_care_of", lambda _: is_starting)
     code, _, err = cluster.ddpctl("attach")
     assert (code, is_starting, folder.load()) == (0, False, ended), err
 
@@ -844,7 +844,7 @@ def test_logs_follow_a_run_from_its_start_that_they_wait_for(
     running = [(host, host.nodes.copy()) for host in cluster]
     for host in cluster:
         host.nodes.clear()
-    monkeypatch.setattr(logs.detach, "is_taken_care_of", lambda _: folder.load() == waiting)
+    monkeypatch.setattr(logs.attempt_lock, "is_taken_care_of", lambda _: folder.load() == waiting)
 
     def start(_: float) -> None:
         for host, nodes in running:

@@ -12,11 +12,11 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.errors import StateError
-from launcher.follow.detach import is_taken_care_of
 from launcher.follow.node_watcher import NodeWatcher
 from launcher.outcomes import RunState
 from launcher.plan.plan import Plan
 from launcher.runs import run_folder
+from launcher.runs.attempt_lock import is_taken_care_of
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt
 from launcher.start.planned_attempt import PlannedAttempt

@@ -31,6 +31,7 @@ from launcher.own_folders import locked
 from launcher.plan.build import PlanInputs
 from launcher.plan.launch_options import LaunchOptions
 from launcher.run_id import new_run_id
+from launcher.runs import attempt_lock
 from launcher.runs.record import RunRecord
 from launcher.runs.run_folder import RunFolder
 from launcher.ssh.host_connection import HostConnection, connected
@@ -278,7 +279,7 @@ def test_a_wait_that_ctrl_c_ends_is_recorded_before_another_process_may_wait_for
     saved, save = [], RunFolder.try_save
 
     def note(folder: RunFolder, record: RunRecord, console: Console) -> None:
-        saved.append((record.state, detach.is_taken_care_of(folder)))
+        saved.append((record.state, attempt_lock.is_taken_care_of(folder)))
         save(folder, record, console)
 
     monkeypatch.setattr(RunFolder, "try_save", note)
@@ -650,7 +651,7 @@ def test_of_two_attaches_at_the_same_moment_one_starts_a_recorder(
     waiting = waits_behind_another(cluster)
     cluster.recorders.clear()
     folder = RunFolder(cluster.state / "ddpctl" / "runs" / waiting)
-    both_saw_none, is_taken_care_of = threading.Barrier(2), detach.is_taken_care_of
+    both_saw_none, is_taken_care_of = threading.Barrier(2), attempt_lock.is_taken_care_of
 
     def seen_by_both(folder: RunFolder) -> bool:
         found = is_taken_care_of(folder)
@@ -670,7 +671,7 @@ def test_of_two_attaches_at_the_same_moment_one_starts_a_recorder(
             folder.save(record)
 
         monkeypatch.setattr(detach, "start_recorder", start_recorder)
-        monkeypatch.setattr(detach, "is_taken_care_of", seen_by_both)
+        monkeypatch.setattr(attempt_lock, "is_taken_care_of", seen_by_both)
         monkeypatch.setattr(attach, "time", SimpleNamespace(sleep=end))
         with ThreadPoolExecutor(2) as pool:
             console = Console(quiet=True)

@@ -24,6 +24,7 @@ from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
 from launcher.plan.launch_options import LaunchOptions
+from launcher.runs import attempt_lock
 from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import attach, start_nodes
@@ -180,7 +181,7 @@ def test_a_run_that_another_command_is_starting_gets_no_recorder_as_well(
         """As Run.wait does in another process."""
         states.append(folder.load().state)
         with monkeypatch.context() as other:
-            other.setattr(detach, "_held", {}, raising=False)
+            other.setattr(attempt_lock, "_held", {}, raising=False)
             detach.ensure_recorder(folder, states[0])
 
     monkeypatch.setattr("launcher.start.run_attempt.distribute_checkpoint", wait_elsewhere)
@@ -219,7 +220,7 @@ def test_while_a_resume_checks_and_pushes_a_second_one_is_refused(
         assert not seconds, "the second one pushes as well"
         seconds.append((0, "", ""))
         with monkeypatch.context() as other:
-            other.setattr(detach, "_held", {})
+            other.setattr(attempt_lock, "_held", {})
             seconds[0] = cluster.ddpctl("resume")
         raise PreflightError("something is wrong")
 

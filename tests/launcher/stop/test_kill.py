@@ -18,9 +18,9 @@ from launcher.engines.base import NodeListing
 from launcher.engines.docker import Docker
 from launcher.engines.status import NodeStatus
 from launcher.errors import CommandTimeout, HostUnreachable, PreflightError
-from launcher.follow.detach import locks_released_at_end, take_care
 from launcher.hosts import Host
 from launcher.own_folders import state_home
+from launcher.runs.attempt_lock import locks_released_at_end, take_care
 from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt

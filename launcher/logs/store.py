@@ -88,7 +88,7 @@ class NodeLog:
 
 
 class LogStore:
-    """The logs of all nodes of a run. One process may `acquire` it for writing; others only read."""
+    """A run's logs, one per node. One process may `acquire` it for writing; others only read."""
 
     def __init__(self, folder: Path, lock: IO[str], warn: Callable[[str], None]) -> None:
         self.folder = folder

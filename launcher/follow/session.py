@@ -18,7 +18,7 @@ from ..runs.run_folder import RunFolder
 from ..runs.sync_logs import log_store
 from ..ssh.background import in_background
 from ..ssh.many import by_name, try_each
-from ..stop.stop_run import Errors, Results, Stop, why_unconfirmed
+from ..stop.stop_on_host import Errors, Results, Stop, why_unconfirmed
 from ..terminal.console import Console
 from ..terminal.host_errors import report_unconfirmed
 from ..text import counted

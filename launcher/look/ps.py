@@ -46,7 +46,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
     hosts = counted(len({host.machine for each in clusters for host in each.hosts}), "host")
     slow = selection.per_node or as_json
     with connected_to(clusters) as connections, console.step(f"asking {hosts}"):
-        listing = ask(connections, selection, console, slow=slow)
+        listing = finish_stops_and_list(connections, selection, console, slow=slow)
     report_errors(listing.failures, console)
     if as_json:
         console.json(
@@ -104,7 +104,9 @@ def connected_to(clusters: Sequence[Cluster]) -> Iterator[Connected]:
         yield [(each, stack.enter_context(connected(each.hosts))) for each in clusters]
 
 
-def ask(clusters: Connected, selection: Selection, console: Console, *, slow: bool) -> Listing:
+def finish_stops_and_list(
+    clusters: Connected, selection: Selection, console: Console, *, slow: bool
+) -> Listing:
     """Finish stops that were not confirmed, then return the runs. slow: see `list_runs`."""
     for _, connections in clusters:
         finish_pending_stops(connections, console)
@@ -178,7 +180,9 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> Exit:
             console.live(live.Live(render, share=0.9)) as redrawn,
         ):
             while not console.reader_left:
-                listing = ask(clusters, selection, console, slow=selection.per_node)
+                listing = finish_stops_and_list(
+                    clusters, selection, console, slow=selection.per_node
+                )
                 before, text = text, shown()
                 if redrawn:
                     console.flush()

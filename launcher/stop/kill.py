@@ -14,7 +14,7 @@ from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import names
 from .choose_runs import HostedRun, Target
 from .remove_finished import remove_finished
-from .stop_run import Stop
+from .stop_on_host import Stop
 from .stopped_run import StoppedRun, stop_all
 
 

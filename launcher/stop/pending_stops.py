@@ -8,7 +8,7 @@ from ..runs.run_folder import UnreadableRecord, run_folders
 from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from .choose_runs import HostedRun
-from .stop_run import Stop
+from .stop_on_host import Stop
 from .stopped_run import stop_all
 
 

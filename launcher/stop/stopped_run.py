@@ -18,7 +18,7 @@ from ..terminal.console import Console
 from ..terminal.host_errors import unseen
 from ..text import names
 from .choose_runs import HostedRun
-from .stop_run import Errors, HostResult, Results, Stop, what_was_done, why_unconfirmed
+from .stop_on_host import Errors, HostResult, Results, Stop, what_was_done, why_unconfirmed
 
 REMEDY = "end what is left there (a process in state D ends once its disk or driver answers)"
 

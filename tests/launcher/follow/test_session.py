@@ -276,8 +276,8 @@ def lasting_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def processes_on(connection: HostConnection, run_id: str) -> list[RunProcess]:
         return [RunProcess(41, run_id, "python")] if connection.name == "gpu1" else []
 
-    monkeypatch.setattr("launcher.stop.stop_run.PROCESS_TIMEOUT", 0.0)
-    monkeypatch.setattr("launcher.stop.stop_run.processes_on", processes_on)
+    monkeypatch.setattr("launcher.stop.stop_on_host.PROCESS_TIMEOUT", 0.0)
+    monkeypatch.setattr("launcher.stop.stop_on_host.processes_on", processes_on)
 
 
 @pytest.mark.usefixtures("lasting_process")

@@ -21,7 +21,7 @@ from launcher.start import launch, run_attempt, start_nodes, ticket_holder, wait
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.tickets import Tickets
-from launcher.stop.stop_run import MARK_CANCELLED, Stop
+from launcher.stop.stop_on_host import MARK_CANCELLED, Stop
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]

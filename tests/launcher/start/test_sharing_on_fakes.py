@@ -55,7 +55,7 @@ from launcher.start.settle_with_rivals import (
 )
 from launcher.start.start_nodes import create_nodes, remove_nodes, start_nodes
 from launcher.start.tickets import Tickets
-from launcher.stop.stop_run import Stop
+from launcher.stop.stop_on_host import Stop
 from launcher.terminal.console import Console
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs

@@ -24,9 +24,9 @@ from launcher.runs.attempt_lock import locks_released_at_end, take_care
 from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt
-from launcher.stop import choose_runs, inventory, kill, stop_run, strays
+from launcher.stop import choose_runs, inventory, kill, stop_on_host, strays
 from launcher.stop.choose_runs import HostedRun
-from launcher.stop.stop_run import HostResult
+from launcher.stop.stop_on_host import HostResult
 from launcher.stop.stopped_run import StoppedRun
 
 Make = Callable[..., FakeCluster]
@@ -75,8 +75,8 @@ def test_a_host_that_cannot_write_the_mark_has_its_node_stopped_all_the_same(
     cluster = fake_cluster()
     run_id = running(cluster)
     full = 'echo "No space left on device" >&2; exit 1'
-    script = f'[ "$(uname -n)" != gpu1 ] || {{ {full}; }}\n{stop_run.MARK_CANCELLED}'
-    monkeypatch.setattr(stop_run, "MARK_CANCELLED", script)
+    script = f'[ "$(uname -n)" != gpu1 ] || {{ {full}; }}\n{stop_on_host.MARK_CANCELLED}'
+    monkeypatch.setattr(stop_on_host, "MARK_CANCELLED", script)
     code, _, err = cluster.ddpctl("kill", run_id)
     assert code == 6 and f"gpu1: stop not confirmed: could not mark {run_id}" in err, err
     assert "No space left on device" in err
@@ -302,7 +302,7 @@ def test_a_host_that_cannot_say_how_its_nodes_ended_has_them_stopped_all_the_sam
     cluster = fake_cluster()
     run_id = running(cluster)
     cluster.nodes[0].end(1)
-    monkeypatch.setattr(stop_run, "reports_of", fail)
+    monkeypatch.setattr(stop_on_host, "reports_of", fail)
     code, _, err = cluster.ddpctl("kill", run_id)
     assert (code, cluster.nodes) == (0, []), err
 

@@ -1,4 +1,4 @@
-"""Stop one run, and verify that it has stopped: mark, SIGTERM, SIGKILL, remove, list, wait."""
+"""Stop one run on a host, and verify that it has stopped: mark, SIGTERM, SIGKILL, remove, list, wait."""
 
 import time
 from collections.abc import Collection, Mapping, Sequence

@@ -47,7 +47,7 @@ class Reservation:
         """
         if self.is_own:
             return
-        self._raise_if_previous_killed()  # a killed restart must leave its number to a resume
+        self._raise_if_killed_without_mark()  # a killed start must leave its number to the next resume
         self._token = secrets.token_hex(8)
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
@@ -67,9 +67,7 @@ class Reservation:
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
         self.is_own = True
-        if is_cancelled(run_folder(self.run_id), self.attempt):
-            raise killed_before_start(self.run_id)
-        self._raise_if_previous_killed()
+        self._raise_if_killed_without_mark()
 
     def cancel(self) -> None:
         """Mark the attempt as one that did not start, so that a resume on any machine skips it.
@@ -88,9 +86,12 @@ class Reservation:
         with console.step("asking whether the run was killed"):
             # on all hosts, because `kill` may have reached only one that the run chose and lost
             raise_if_cancelled(self.run_id, self.attempt, self.connections)
-            self._raise_if_previous_killed()
+            self._raise_if_killed_without_mark()
 
-    def _raise_if_previous_killed(self) -> None:
+    def _raise_if_killed_without_mark(self) -> None:
+        """Raise RunKilled if `kill` has removed the lock here, or has cancelled the previous attempt."""
+        if is_cancelled(run_folder(self.run_id), self.attempt):
+            raise killed_before_start(self.run_id)
         if self.previous:  # `kill` may have reached only its hosts
             plan = self.previous.plan
             raise_if_cancelled(plan.run_id, plan.attempt, self.previous.connections)

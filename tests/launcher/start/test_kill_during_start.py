@@ -17,7 +17,14 @@ from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
 from launcher.hosts import Host
 from launcher.ssh.host_connection import connected
-from launcher.start import launch, run_attempt, start_nodes, ticket_holder, waiting_line
+from launcher.start import (
+    launch,
+    reservation,
+    run_attempt,
+    start_nodes,
+    ticket_holder,
+    waiting_line,
+)
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.tickets import Tickets
@@ -27,6 +34,8 @@ pytestmark = pytest.mark.slow  # most of these tests start several runs
 Make = Callable[..., FakeCluster]
 RUN = "20261125-031500-doomed"
 MOMENTS = {  # where the kill comes in: just before this is called
+    "pushing": (run_attempt, "push"),
+    "reserving": (reservation, "ask_each"),
     "reserved": (Request, "save_pending"),
     "recorded": (run_attempt, "for_hosts"),
     "filled": (start_nodes, "supervisor_spec"),
@@ -124,7 +133,7 @@ def test_a_node_that_fails_because_the_run_is_killed_is_no_failure_of_the_run(
     assert cluster.record["state"] == "CANCELLED"
 
 
-@pytest.mark.parametrize("moment", ["reserved", "recorded", "created"])
+@pytest.mark.parametrize("moment", ["pushing", "reserving", "reserved", "recorded", "created"])
 def test_a_resume_is_killed_too_and_the_next_one_starts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

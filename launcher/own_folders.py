@@ -146,7 +146,7 @@ def try_lock(path: Path) -> IO[str] | None:
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock at `path`; False on a file system without locks.
 
-    Takes a shared lock for a moment. Other calls still get the right answer in that moment.
+    Briefly takes a shared lock. `is_locked` and `try_lock` in other processes allow for that.
     """
     try:
         with path.open("r+") as file:

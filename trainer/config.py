@@ -159,8 +159,8 @@ class Config:
     resume: str = flag("", "auto, none, or a checkpoint folder (default: auto under ddpctl, after "
                        "a restart or with --test-only; otherwise none)",
                        bare="auto", noted=False)
-    resume_override: bool = flag(False, "accept a checkpoint with other data, batch or seed",
-                                 noted=False)
+    resume_override: bool = flag(False, "accept a checkpoint made with different data, batch size "
+                                 "or seed", noted=False)
     checkpoint_dir: str = flag("", "folder for ckpt/step-* (default: the output folder)",
                                "--model-dir", noted=False)
     save_every: str = flag("60s", "how often to save, in epochs (5ep), steps (500st) or seconds "

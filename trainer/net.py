@@ -176,8 +176,8 @@ def unused(model: nn.Module, shape: torch.Size) -> list[str]:
 
 def flops(model: nn.Module, shape: torch.Size) -> int | None:
     """Return the number of floating-point operations in one image's forward and backward passes. A
-    multiplication with an addition counts as two. Returns None if the network cannot run on the meta
-    device. shape: the shape of one image."""
+    multiply-add counts as two. Returns None if the network cannot run on the meta device.
+    shape: the shape of one image."""
     trial = copies.deepcopy(model).to("meta").eval()
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -116,5 +116,5 @@ class Ema:
             value.copy_(averaged.get(name, value))
 
     def in_place(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager that gives the network the averaged values."""
+        """Return a context manager in which the network has the averaged values."""
         return replaced(self.live, self.values)

@@ -184,7 +184,7 @@ def resolve(config: Config, ranks: Ranks, data: Images) -> Config:
         say(f"note: at {width} pixels, --stem imagenet needs a sixteenth of the work")
     no_folder = isinstance(data, Resident) or is_function_name(config.data)
     if no_folder and (config.randaugment or config.trivialaugment) and ranks.first:
-        say("WARNING: --randaugment and --trivialaugment change only images of image folders")
+        say("WARNING: --randaugment and --trivialaugment apply only to image folders")
     amp = config.amp
     if amp == "auto":  # older GPUs only emulate bf16
         has_bf16 = on_gpu and torch.cuda.get_device_capability(ranks.device) >= (8, 0)

@@ -18,8 +18,8 @@ def fetch(
     skipped, and an interrupted transfer continues where it stopped. Files whose names begin with a dot
     are left out, because they may be unfinished. A symbolic link to another of these files or folders
     is copied as a link; other links are left out, with a line per reason. If nodes have different files
-    with the same path, the lowest node's file keeps it, and the others go to nodes/K. Hosts that only
-    earlier attempts used are not asked; one line names them.
+    with the same path, the file of the lowest-numbered node keeps that path, and the others go to
+    nodes/K. Hosts that only earlier attempts used are not asked; one line names them.
 
     \b
     ddpctl fetch

@@ -20,8 +20,8 @@ def ps(
 
     Without HOSTS, it asks the hosts in ./hosts.yaml, if that exists, and the hosts of the live runs
     (with --all, of all runs) recorded on this machine. GPUs in the same state share a line. Lines that
-    need attention come first: processes that belong to no run, and idle GPUs of a busy run. Only NVIDIA
-    GPUs show processes and utilization.
+    need attention come first: processes that belong to no run, and idle GPUs of a busy run.
+    Processes and utilization are shown only for NVIDIA GPUs.
 
     \b
     ddpctl ps hosts.yaml

@@ -26,9 +26,9 @@ class NewEntries:
 
 @dataclass(frozen=True)
 class PastEvents:
-    """The events, with their times, among the first `offset` bytes of a node's journal.
+    """The events in the first `offset` bytes of a node's journal, with their times.
 
-    The lines among them were shown before.
+    The lines in that part have already been shown.
     """
 
     node_rank: int

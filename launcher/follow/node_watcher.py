@@ -31,7 +31,7 @@ class NodeWatcher:
     """
 
     def __init__(self, member: NodeHandle, offset: int, inbox: Inbox) -> None:
-        """offset: how many bytes of the journal were already shown."""
+        """offset: how many bytes of the journal have already been shown."""
         self.node_rank = member.place.node_rank
         self._member, self._inbox = member, inbox
         self._reader = JournalReader(member.connection.name, self.node_rank, offset)
@@ -88,7 +88,7 @@ class NodeWatcher:
             tries += 1
 
     def _past_events(self) -> Iterator[Item]:
-        """Yield the events among the lines that were shown before; the diagnosis needs them."""
+        """Yield the events in the part that has already been shown; the diagnosis needs them."""
         if not (offset := self._reader.offset):
             return
         argv = [self._member.place.journal, str(offset), "\t!\t"]
@@ -96,9 +96,9 @@ class NodeWatcher:
         yield PastEvents(self.node_rank, events_in(JournalReader().feed(done.stdout)), offset)
 
     def _new_entries(self) -> Iterator[Item]:
-        """Yield the journal's entries up to the node's End, and Reached once the host answers.
+        """Yield Reached once the host answers, then the journal's entries up to the node's End.
 
-        Resumes where the reader stopped, even in a line that a lost connection cut off.
+        Resumes where the reader stopped, even in the middle of a line.
         """
         start = self._reader.offset + 1  # `tail -c` counts bytes from 1
         argv = [str(start), self._member.place.journal]

@@ -132,7 +132,7 @@ def former_hosts(record: RunRecord) -> dict[str, None]:
 
 
 def list_files(attempt: AttemptHandle) -> tuple[list[RemoteFile], dict[str, DdpctlError]]:
-    """Return the run's files, and the errors of hosts that do not answer or send no list of files.
+    """Return the run's files, and the errors of hosts that do not answer or send an unusable list.
 
     If hosts share a home directory, only one of them is asked.
     """

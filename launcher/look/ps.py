@@ -33,7 +33,7 @@ DEFAULT_HOSTS = Path("hosts.yaml")
 
 @dataclass(frozen=True)
 class Selection:
-    """The runs that `ps` shows, and how."""
+    """Which runs `ps` shows, and how."""
 
     hosts: str | Sequence[str] | None  # a hosts file or a list of hosts; None: see `clusters_of`
     finished: bool  # whether to include finished runs

@@ -173,7 +173,7 @@ class Sender:
             if part == "workdir" and (large := large_parts(tree.manifest)):
                 remedy = "so move data to job.dataset, or name it in .ddpctlignore"
                 self.progress.say(
-                    f"large in the workdir: {large}; each run gets a copy on every host, {remedy}"
+                    f"large items in the workdir: {large}; each run gets a copy on every host, {remedy}"
                 )
             failures = tree_push.run(missing)
             if packages:

@@ -27,7 +27,7 @@ class UnreadableRecord(UsageError):
 class RunFolder:
     """The folder `runs/<run id>/` in the state folder: run.json, hosts.yaml, env.json and logs/.
 
-    former-hosts.yaml keeps how to reach hosts that only earlier attempts used.
+    former-hosts.yaml records how to reach hosts that only earlier attempts used.
 
     Values of `job.env` may be secret, so they are in a separate file, env.json, which has mode 0600
     and is never copied. Only a resume or a restart needs them.

@@ -2,7 +2,7 @@
 # Moves received files into place, but never through a link. $1: run folder, $2: folder of received
 # files, $3: folder for the replaced files, $4: the user id that job.user sets or "". stdin: `PATH` of
 # each file and folder, and `PATH//TARGET` for each link to make, separated by NUL; after `=` if the host
-# has a mere copy there, which is not kept, else after `+`. The file `copied` in the run folder lists what
+# has only a copy there, which is not kept, else after `+`. The file `copied` in the run folder lists what
 # was placed, as list_checkpoints.sh prints it, and what was there when the node got another rank
 cd "$1" && copied=$(pwd -P)/copied && cd checkpoints || exit 1
 if [ "${4:-0}" != 0 ] && [ "$4" != "$(id -u)" ]; then chmod -R a+rwX "$2" && umask 0; fi

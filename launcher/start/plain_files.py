@@ -128,9 +128,10 @@ def copy_files(
 ) -> None:
     """Copy files, folders and links into the target's checkpoints, once all of them have arrived.
 
-    paths: the paths to copy, each with its target if it is a link, else with "". copies: paths that hold
-    mere copies on the target. aside: the folder in the target's checkpoints that keeps all other files
-    that are replaced. uid: see `fixed_uid`. Raises CommandFailed if a file does not arrive intact.
+    paths: the paths to copy, each with its target if it is a link, else with "". copies: paths whose
+    files on the target are only copies, which are not kept. aside: the folder in the target's checkpoints
+    that keeps all other files that are replaced. uid: see `fixed_uid`. Raises CommandFailed if a file
+    does not arrive intact.
     """
     plain = [path for path, link in paths.items() if not link]
     files = listed_files(source, "checkpoints", plain)

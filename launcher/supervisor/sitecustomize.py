@@ -141,7 +141,7 @@ def pin() -> None:
 
 
 def allow_open_files() -> None:
-    """Raise the soft limit on open files to the hard limit, but at most to OPEN_FILES."""
+    """Raise the soft limit on open files to the hard limit or OPEN_FILES, whichever is lower."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -503,7 +503,7 @@ def test_augmentations_of_image_folders_are_said_to_do_nothing_for_other_images(
     t = make()
     capsys.readouterr()
     resolve(Config(model="resnet8", data="synthetic", **flags), t.ranks, t.data)
-    warned = "WARNING: --randaugment and --trivialaugment change only" in capsys.readouterr().out
+    warned = "WARNING: --randaugment and --trivialaugment apply only" in capsys.readouterr().out
     assert warned == bool(flags)
 
 

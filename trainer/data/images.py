@@ -9,7 +9,7 @@ import torch
 
 
 class Batch(NamedTuple):
-    """A micro-batch on the device that trains."""
+    """A micro-batch on the training device."""
 
     indices: torch.Tensor  # (B,) int64, numbers of the samples in their split
     x: torch.Tensor  # (B, C, H, W) normalized floats

@@ -64,7 +64,7 @@ class Busy(HostConnection):
 
 
 def followed(folder: Path, journal: bytes, known: int) -> list[Any]:
-    """What the monitor yields for an ended node, `known` bytes of whose journal were shown before.
+    """What the monitor yields for an ended node, `known` bytes of whose journal have already been shown.
 
     Without NewEntries and Ticks, and the node in place of a NodeDone.
     """

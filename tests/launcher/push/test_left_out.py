@@ -292,7 +292,7 @@ def test_what_makes_the_workdir_large_is_named(
         (code / name).write_bytes(bytes(size))
     done = pushes(machines(1), workdir=str(code))
     assert done.report.notices == [
-        "large in the workdir: images (1.2 MB); each run gets a copy on every host, so move data to "
+        "large items in the workdir: images (1.2 MB); each run gets a copy on every host, so move data to "
         "job.dataset, or name it in .ddpctlignore"
     ]
 

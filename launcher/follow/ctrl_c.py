@@ -47,13 +47,10 @@ class Interrupts:
     If a Ctrl-C or SIGTERM has not been taken, the end of the outermost block raises
     KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
     because they let the run continue. In a recorder, no signal gets here; see `end_recorder`.
-
-    between_attempts: outside such blocks, too, LEAVING signals stay queued until the next attempt is
-    followed, because there is no run to leave yet. This also holds for `with` blocks inside this one.
     """
 
-    def __init__(self, *, between_attempts: bool = False) -> None:
-        self._between_attempts = between_attempts
+    def __init__(self) -> None:
+        self._between_attempts = False
         self._pending: list[int] = []
         self._holds = 0  # nested `held()` blocks
         self._before: Mapping[int, signal._HANDLER] = {}
@@ -62,9 +59,6 @@ class Interrupts:
         if signal.getsignal(signal.SIGTERM) is end_recorder:
             return self
         self._before = _install(dict.fromkeys(SIGNALS, self._receive))
-        outer = getattr(self._before.get(signal.SIGHUP), "__self__", None)
-        if isinstance(outer, Interrupts) and outer._between_attempts:
-            self._between_attempts, self._pending = True, outer._pending
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -79,6 +73,18 @@ class Interrupts:
             self._holds -= 1
         if not self._holds and self.asked_to_end():
             raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def between_attempts(self) -> Iterator[None]:
+        """Context manager: LEAVING signals stay queued until the next attempt of the run is followed.
+
+        There is no run to leave before that.
+        """
+        self._between_attempts = True
+        try:
+            yield
+        finally:
+            self._between_attempts = False
 
     def sleep(self, seconds: float) -> None:
         """Sleep in a `held()` block. Then raise KeyboardInterrupt if Ctrl-C or SIGTERM is queued."""

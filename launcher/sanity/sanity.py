@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import DdpctlError, UsageError
 from ..facts.gather import gather
+from ..follow.ctrl_c import Interrupts
 from ..hosts import Cluster, override_job, user_env
 from ..logs.log_entry import OutputLines
 from ..outcomes import Exit
@@ -98,8 +99,8 @@ def measure(cluster: Cluster, options: SanityOptions, report: Report, console: C
         launch = LaunchOptions(name="sanity", network_only=True)
         request = Request(job, launch, new_run_id("sanity"))
         report.run_id = request.run_id
-        with locks_released_at_end(request.folder):
-            return run_attempt(request, console_for_run(report, console)).exit
+        with locks_released_at_end(request.folder), Interrupts() as interrupts:
+            return run_attempt(request, interrupts, console_for_run(report, console)).exit
 
 
 def console_for_run(report: Report, console: Console) -> Console:

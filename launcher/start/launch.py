@@ -56,13 +56,19 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
 
     Return how the run ended or how this command left it.
     """
-    with ExitHook(request.folder, console) as hook, locks_released_at_end(request.folder):
+    with (
+        ExitHook(request.folder, console) as hook,
+        locks_released_at_end(request.folder),
+        Interrupts() as interrupts,
+    ):
         # by this lock, `kill` sees the launch or resume before its attempt is reserved on the hosts
         with suppress(StateError):  # some file systems have no locks
             request.take_care()
-        outcome = run_attempt(request, console)
-        with Interrupts(between_attempts=True):
-            outcome = restart_until_done(request.folder, request.options, outcome, console)
+        outcome = run_attempt(request, interrupts, console)
+        with interrupts.between_attempts():
+            outcome = restart_until_done(
+                request.folder, request.options, outcome, interrupts, console
+            )
         hook.outcome = outcome
         if outcome.state.is_final and (record := request.folder.load_if_readable(console)):
             report_next(record, console)

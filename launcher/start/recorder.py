@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import DdpctlError
 from ..follow import hooks
-from ..follow.ctrl_c import signals_end_recorder
+from ..follow.ctrl_c import Interrupts, signals_end_recorder
 from ..follow.detach import READY
 from ..logs.query import LogFilter
 from ..outcomes import Outcome, RunState
@@ -45,20 +45,22 @@ def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended for good. Return its outcome."""
     kept = dataclasses.asdict(folder.load().options)
     options = LaunchOptions(**kept, on_event=hooks.event_command(folder))
+    interrupts = Interrupts()  # gets no signals here, because `end_recorder` handles them
     with hooks.ExitHook(folder, console) as hook, locks_released_at_end(folder):
-        outcome = run_if_waiting(folder, options, console) or follow_started(
-            folder, options, console
-        )
-        hook.outcome = restart_until_done(folder, options, outcome, console)
+        waited = run_if_waiting(folder, options, interrupts, console)
+        outcome = waited or follow_started(folder, options, console)
+        hook.outcome = restart_until_done(folder, options, outcome, interrupts, console)
     return hook.outcome
 
 
-def run_if_waiting(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome | None:
+def run_if_waiting(
+    folder: RunFolder, options: LaunchOptions, interrupts: Interrupts, console: Console
+) -> Outcome | None:
     """If the run is waiting in line, wait for its turn, start it and follow it; otherwise return None."""
     record = folder.load()
     if record.state is not RunState.WAITING:
         return None
-    return run_attempt(still_waiting(folder, record, options), console)
+    return run_attempt(still_waiting(folder, record, options), interrupts, console)
 
 
 def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome:

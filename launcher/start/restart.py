@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from ..errors import DdpctlError, HostsFileError, NodesFailed, RunKilled, UsageError, lines
 from ..facts.gather import gather_one
+from ..follow.ctrl_c import Interrupts
 from ..outcomes import Outcome, RunState
 from ..plan.build import PlanInputs
 from ..plan.launch_options import LaunchOptions
@@ -42,7 +43,11 @@ NEW_CHECKPOINT = load_script(__file__, "new_checkpoint.sh")
 
 
 def restart_until_done(
-    folder: RunFolder, options: LaunchOptions, outcome: Outcome, console: Console
+    folder: RunFolder,
+    options: LaunchOptions,
+    outcome: Outcome,
+    interrupts: Interrupts,
+    console: Console,
 ) -> Outcome:
     """If the run failed, restart it as often as the job allows. Return the last outcome."""
     while outcome.state is RunState.FAILED:
@@ -55,7 +60,7 @@ def restart_until_done(
         if base.cluster.job.max_restarts == 0:
             break
         try:
-            again = restart(base, record, console)
+            again = restart(base, record, interrupts, console)
         except RunKilled:
             newest = folder.load()
             if newest.attempt.number == record.attempt.number:  # a resume's attempt was not killed
@@ -69,7 +74,9 @@ def restart_until_done(
     return outcome
 
 
-def restart(base: Request, record: RunRecord, console: Console) -> Outcome | None:
+def restart(
+    base: Request, record: RunRecord, interrupts: Interrupts, console: Console
+) -> Outcome | None:
     """Start the next attempt after a pause, and follow it. Return None if the run is not restarted.
 
     Raises RunKilled if `kill` stops the run before it has restarted.
@@ -96,7 +103,7 @@ def restart(base: Request, record: RunRecord, console: Console) -> Outcome | Non
         record.attempt.restarts.append(entry)  # counts below; `request_for` saves it
         avoided = hosts_to_avoid(record, base.cluster)
         remember_blame(folder.run_id, {host.name: each.what for host, each in avoided.items()})
-        return start_somewhere(base, entry, avoided, tickets, console)
+        return start_somewhere(base, entry, avoided, tickets, interrupts, console)
 
 
 def start_somewhere(
@@ -104,6 +111,7 @@ def start_somewhere(
     entry: RestartRecord,
     avoided: Problems,
     tickets: Tickets | None,
+    interrupts: Interrupts,
     console: Console,
 ) -> Outcome | None:
     """Start and follow the next attempt on usable hosts. Return None if there are too few hosts.
@@ -136,7 +144,7 @@ def start_somewhere(
             console.say(note)
         request = request_for(choice, base, entry, unusable)
         try:
-            return run_attempt(request, console, tickets)
+            return run_attempt(request, interrupts, console, tickets)
         except (UsageError, RunKilled):
             raise
         except DdpctlError as error:

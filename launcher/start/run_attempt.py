@@ -37,7 +37,9 @@ from .waiting_line import in_line, wait_for_turn
 SHORTEST = 0.1  # seconds; the summary of a start omits steps that took less
 
 
-def run_attempt(request: Request, console: Console, inherited: Tickets | None = None) -> Outcome:
+def run_attempt(
+    request: Request, interrupts: Interrupts, console: Console, inherited: Tickets | None = None
+) -> Outcome:
     """Start the attempt on all nodes, and follow it until it ends or this command leaves it.
 
     Return the outcome. With --wait, first waits in line while other runs use the GPUs. inherited: the
@@ -47,7 +49,6 @@ def run_attempt(request: Request, console: Console, inherited: Tickets | None = 
     with (
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
-        Interrupts() as interrupts,
         EventHook(request.folder, request.options.on_event, console) as hook,
         TicketHolder(request, [*connections, *former], inherited) as tickets,
     ):

@@ -71,7 +71,7 @@ def test_containers_share_the_gpus_of_all_entries_of_the_host() -> None:
 def test_a_failure_is_not_hidden_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Request] = []
 
-    def run(request: Request, _: Console) -> Outcome:
+    def run(request: Request, *_: object) -> Outcome:
         asked.append(request)
         return Outcome(RunState.SUCCEEDED)
 

@@ -18,6 +18,7 @@ import pytest
 from fakes import FakeCluster, FakeNode
 
 from launcher.errors import PreflightError
+from launcher.follow.ctrl_c import Interrupts
 from launcher.follow.hooks import EventHook
 from launcher.follow.session import Session
 from launcher.hosts import Cluster, Host
@@ -513,10 +514,10 @@ def between_attempts(
             host.on_start = killed_once
         for module in (launch, recorder):
 
-            def act_first(folder: Any, options: Any, outcome: Outcome, console: Any) -> Outcome:
+            def act_first(folder: Any, options: Any, outcome: Outcome, *more: Any) -> Outcome:
                 if outcome.state is RunState.FAILED:
                     act(cluster)
-                return restart_until_done(folder, options, outcome, console)
+                return restart_until_done(folder, options, outcome, *more)
 
             monkeypatch.setattr(module, "restart_until_done", act_first)
         monkeypatch.setattr(recorder, "report_ready", lambda: None)
@@ -748,7 +749,7 @@ def test_only_the_machine_that_started_an_attempt_restarts_it(
     record.attempt.state = RunState.FAILED
     folder.save(record)
     failed = Outcome(RunState.FAILED)
-    assert restart_until_done(folder, options, failed, Console()) is failed
+    assert restart_until_done(folder, options, failed, Interrupts(), Console()) is failed
     assert "was started on another machine" in capfd.readouterr().err
 
 
@@ -985,7 +986,9 @@ def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
     assert (cluster.record["state"], cluster.nodes, cluster.tickets) == ("CANCELLED", [], [])
 
 
-@pytest.mark.parametrize("where", ["restart.time", "run_attempt.report_changes"])
+@pytest.mark.parametrize(
+    "where", ["follow.session.report_end", "start.restart.time", "start.run_attempt.report_changes"]
+)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 130), (signal.SIGQUIT, 0)])
 def test_a_terminal_that_closes_between_two_attempts_leaves_the_next_one_to_a_recorder(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, number: int, code: int, where: str
@@ -996,8 +999,8 @@ def test_a_terminal_that_closes_between_two_attempts_leaves_the_next_one_to_a_re
         signal.raise_signal(number)
 
     pause = SimpleNamespace(sleep=interrupt)
-    what = pause if where == "restart.time" else interrupt
-    monkeypatch.setattr(f"launcher.start.{where}", what)
+    what = pause if where == "start.restart.time" else interrupt
+    monkeypatch.setattr(f"launcher.{where}", what)
     before = signal.signal(number, signal.default_int_handler)  # instead of ending the test too
     try:
         ended, _, err = cluster.launch()

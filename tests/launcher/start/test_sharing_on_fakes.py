@@ -835,9 +835,9 @@ def test_of_two_commands_that_wait_for_any_hosts_only_one_gets_the_attempt(make:
     cluster.launch("--detach")
     options = LaunchOptions(nodes=1, wait=0, detach=True)
     attempt = Request(load(cluster.hosts_file), options, new_run_id("job"))
-    assert run_attempt(attempt, Console()).exit is Exit.DONE
+    assert run_attempt(attempt, Interrupts(), Console()).exit is Exit.DONE
     with pytest.raises(UsageError, match="attempt 1 was already started"):
-        run_attempt(attempt, Console())
+        run_attempt(attempt, Interrupts(), Console())
 
 
 def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:
@@ -926,8 +926,8 @@ def test_ctrl_c_ends_a_launch_that_looks_at_an_undecided_rival(
     monkeypatch.setattr(settle_module, "LEASE", 1.0)
     options, run_id = LaunchOptions(check=False), new_run_id("own")
     request = Request(load(cluster.hosts_file), options, run_id, since=1.0)
-    with pytest.raises(KeyboardInterrupt):
-        run_attempt(request, Console(verbose=True))
+    with pytest.raises(KeyboardInterrupt), Interrupts() as interrupts:
+        run_attempt(request, interrupts, Console(verbose=True))
     assert len(looks) == 1
     created, asks, _ = capsys.readouterr().err.partition("asking about other runs ...")
     assert "creating 1 node: " in created and asks

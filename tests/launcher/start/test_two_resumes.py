@@ -20,6 +20,7 @@ from local_machine import Machine
 
 from launcher.errors import HostUnreachable, NodesFailed, PreflightError, StateError, UsageError
 from launcher.follow import detach
+from launcher.follow.ctrl_c import Interrupts
 from launcher.hosts import Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
@@ -245,7 +246,7 @@ def test_a_resume_that_loses_a_race_does_not_record_that_the_attempt_of_the_othe
             options, run_id = LaunchOptions(), before.run_id
             late = Request(folder.kept_cluster(), options, run_id, before, 2, "resume")
             with pytest.raises(UsageError, match="attempt 2 was already started"):
-                run_attempt(late, Console(quiet=True))
+                run_attempt(late, Interrupts(), Console(quiet=True))
             states.append(folder.load().state)
 
     monkeypatch.setattr("launcher.start.run_attempt.distribute_checkpoint", resume_too)

@@ -24,7 +24,7 @@ from ..runs.attempt_lock import is_taken_care_of
 from ..runs.find import find
 from ..runs.newest_attempt import newest_attempt
 from ..runs.run_folder import RunFolder
-from ..runs.sync_logs import log_store, sync_logs
+from ..runs.sync_logs import sync_logs
 from ..ssh.host_connection import connected
 from ..start.launch import new_run, run_with_restarts
 from ..stop.choose_runs import HostedRun
@@ -122,11 +122,8 @@ class Run:
         unchecked = LogFilter(tail=tail, grep=re.compile(grep.encode()) if grep else None)
         failures: Mapping[str, DdpctlError] = {}
         if not is_taken_care_of(self._folder):
-            with (
-                newest_attempt(self._folder, self._console) as attempt,
-                log_store(self._folder, self._console) as store,
-            ):
-                failures = sync_logs(attempt, store, self._console)
+            with newest_attempt(self._folder, self._console) as attempt:
+                failures = sync_logs(self._folder, attempt, self._console)
         if follow:  # only a recorder copies new lines
             self._ensure_recorder()
         log_filter = checked(unchecked, nodes, ranks, self._folder.load())

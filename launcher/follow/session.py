@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from ..engines.node_handle import AttemptHandle
@@ -32,7 +32,6 @@ from .monitor import ContactChange, Monitor, NodeDone, Observation, Restarted, T
 from .panel import live_panel
 from .run_lines import RunLines
 
-LOG_PATIENCE = 10.0  # seconds; without the store, a run's lines are not recorded until its end
 PEER_STOP_TIMEOUT = 8.0  # seconds for the supervisors to stop each other before we stop them
 
 
@@ -46,14 +45,13 @@ class StartedRun:
     clock_skews: Sequence[float] = ()  # seconds by node rank; () if unknown
     shown: Marks = field(default_factory=dict)  # the marks up to which lines are on screen
     owned: bool = True  # whether Ctrl-C can stop the run; otherwise it only stops following
-    # seconds to wait until no other command copies the log; None: leave the log to the run's recorder
-    log_patience: float | None = LOG_PATIENCE
+    records: bool = True  # whether this process takes care of the run; see runs/sync_logs.py
 
 
 def follow(run: StartedRun, hook: EventHook, interrupts: Interrupts, console: Console) -> Outcome:
     """Follow the attempt until it has ended or the user leaves it, and return the outcome."""
-    patience, ctrl_c = run.log_patience, interrupts.asked_to_end
-    log = nullcontext() if patience is None else log_store(run.folder, console, patience, ctrl_c)
+    ctrl_c = interrupts.asked_to_end
+    log = log_store(run.folder, console, records=run.records, interrupted=ctrl_c)
     with interrupts.held(), log as store:
         monitor = Monitor(run.handle, run.shown, run.clock_skews)
         session = Session(run, monitor, store, RunLines(console), hook, interrupts, console)

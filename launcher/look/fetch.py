@@ -20,7 +20,7 @@ from ..facts.shared_homes import one_per_home
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord
 from ..runs.run_folder import RunFolder
-from ..runs.sync_logs import log_store, sync_logs
+from ..runs.sync_logs import sync_logs
 from ..ssh.host_connection import LONG_OUTPUT, HostConnection
 from ..ssh.many import ask_each
 from ..ssh.script_files import load_script
@@ -83,8 +83,7 @@ class FetchResult:
 def fetch(folder: RunFolder, to: Path, console: Console) -> FetchResult:
     done = FetchResult(to)
     with newest_attempt(folder, console) as attempt:
-        with log_store(folder, console) as store:
-            missing_lines = sync_logs(attempt, store, console)
+        missing_lines = sync_logs(folder, attempt, console)
         try:
             (to / "logs").mkdir(parents=True, exist_ok=True)
             kept = folder.logs.glob("node-*.log"), folder.logs.glob("failure-*.txt")

@@ -75,9 +75,9 @@ def show_logs(
     lines, result = RunLines(console, brief=False), Exit.DONE
     first: int | None = 1  # the first attempt that is not printed yet
     while first is not None:
-        with newest_attempt(folder, console) as attempt, log_store(folder, console) as store:
+        with newest_attempt(folder, console) as attempt:
             log_filter = checked(unchecked, nodes, ranks, folder.load_if_readable(console))
-            failures = sync_logs(attempt, store, console)
+            failures = sync_logs(folder, attempt, console)
             shown = known_marks(folder.logs)
             print_recorded(folder, log_filter, shown, lines, first)
             report_errors(failures, console)
@@ -85,8 +85,9 @@ def show_logs(
             if not follow or unchecked.attempt not in (None, attempt.number):
                 return result
             monitor = Monitor(attempt, shown)
-            if not follow_to_end(monitor, attempt.number, log_filter, lines, store):
-                return Exit.INTERRUPTED
+            with log_store(folder, console) as store:
+                if not follow_to_end(monitor, attempt.number, log_filter, lines, store):
+                    return Exit.INTERRUPTED
         missing = {} if console.reader_left else missing_lines(monitor)
         report_errors(missing, console)
         result = Exit.UNREACHABLE if missing else result

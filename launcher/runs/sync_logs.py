@@ -15,8 +15,10 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each
 from ..terminal.console import Console
 from ..text import counted
+from .attempt_lock import is_taken_care_of
 from .run_folder import RunFolder
 
+PATIENCE = 10.0  # seconds; without the store, a run's lines are not recorded until its end
 LONGEST_SYNC = 10**9  # bytes of a journal that one command copies; the next command continues
 SYNC_TIMEOUT = 300.0  # seconds
 POLL = 0.2  # seconds between attempts to lock the log store
@@ -26,23 +28,25 @@ POLL = 0.2  # seconds between attempts to lock the log store
 def log_store(
     folder: RunFolder,
     console: Console,
-    patience: float = 0.0,
+    *,
+    records: bool = False,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[LogStore | None]:
     """Yield the run's log store; None if another process is writing to it or if it is unwritable.
 
-    Prints an error if it is unwritable. patience: seconds to wait for the other process, unless
-    `interrupted` returns True meanwhile.
+    Prints an error if it is unwritable. records: whether this process takes care of the run. It waits
+    for the other process, unless `interrupted` returns True meanwhile. All others yield None as long as
+    a process takes care of the run, even if that one has not opened the store yet.
     """
-    deadline = time.monotonic() + patience
+    store, deadline = None, time.monotonic() + (PATIENCE if records else 0.0)
     try:
-        while not (store := LogStore.acquire(folder.logs, console.say)):
-            if time.monotonic() >= deadline or interrupted():
+        while records or not is_taken_care_of(folder):
+            store = LogStore.acquire(folder.logs, console.say)
+            if store or time.monotonic() >= deadline or interrupted():
                 break
             time.sleep(POLL)
     except StateError as error:
         console.error(f"not recorded: {error}")
-        store = None
     try:
         yield store
     finally:
@@ -51,12 +55,20 @@ def log_store(
 
 
 def sync_logs(
-    attempt: AttemptHandle, store: LogStore | None, console: Console
+    folder: RunFolder, attempt: AttemptHandle, console: Console, *, records: bool = False
 ) -> dict[str, DdpctlError]:
-    """Copy the log lines that `store` lacks from every node. Return the errors by host.
+    """Copy the log lines that this machine lacks from every node. Return the errors by host.
 
-    If `store` is None, copies nothing, but returns the errors of the hosts that do not answer.
+    If another process records them, copies nothing, but returns the errors of the hosts that do not
+    answer. records: see `log_store`.
     """
+    with log_store(folder, console, records=records) as store:
+        return _sync(store, attempt, console)
+
+
+def _sync(
+    store: LogStore | None, attempt: AttemptHandle, console: Console
+) -> dict[str, DdpctlError]:
     if store is None:  # another process that copies the lines does not reach those hosts either
         return ask_each(attempt.connections, lambda connection: connection.connect())[1]
 

@@ -1,6 +1,5 @@
 """Return to a run: print its log so far, then follow it as `launch` does."""
 
-import dataclasses
 import time
 
 from ..errors import CommandFailed
@@ -18,7 +17,7 @@ from ..runs import attempt_lock
 from ..runs.newest_attempt import newest_attempt
 from ..runs.record import RunRecord
 from ..runs.run_folder import RunFolder
-from ..runs.sync_logs import log_store, sync_logs
+from ..runs.sync_logs import sync_logs
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors
 
@@ -76,16 +75,11 @@ def follow_newest(
             if record.state.is_starting and record.attempt.number > known.attempt.number:
                 is_own = False
                 continue  # the recorder is restarting the run
-            with log_store(folder, console) as store:
-                report_errors(sync_logs(handle, store, console), console)
+            report_errors(sync_logs(folder, handle, console, records=recorder), console)
             shown = known_marks(folder.logs)
             print_recorded(folder, log_filter, shown, RunLines(console))
             if not record.state.is_final:
-                run = StartedRun(handle, folder, record, shown=shown, owned=False)
-                if not recorder:
-                    # two recorders would both restart the run, and run --on-event twice
-                    patience = None if attempt_lock.is_taken_care_of(folder) else 0.0
-                    run = dataclasses.replace(run, log_patience=patience)
+                run = StartedRun(handle, folder, record, shown=shown, owned=False, records=recorder)
                 return follow(run, hook, interrupts, console), record
         report_end(folder.run_id, record.attempt, console)
         return Outcome(record.state), record

@@ -17,7 +17,7 @@ from ..runs.newest_attempt import newest_attempt
 from ..runs.record import AttemptRecord, RunRecord, timestamp
 from ..runs.reported import reported_nodes
 from ..runs.run_folder import RunFolder
-from ..runs.sync_logs import log_store, sync_logs
+from ..runs.sync_logs import sync_logs
 from ..ssh.host_connection import connected
 from ..terminal.console import Console
 from ..text import counted, names
@@ -178,8 +178,8 @@ def complete_log(folder: RunFolder, record: RunRecord, console: Console) -> None
     Lines are missing here if this machine was off, or its recorder had died, when the attempt ended.
     """
     try:
-        with newest_attempt(folder, console, record) as handle, log_store(folder, console) as store:
-            missing = lines(sync_logs(handle, store, console).values())
+        with newest_attempt(folder, console, record) as handle:
+            missing = lines(sync_logs(folder, handle, console).values())
     except DdpctlError as error:
         missing = [str(error)]
     for why in missing:

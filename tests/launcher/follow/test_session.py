@@ -22,8 +22,8 @@ from launcher.follow import node_watcher, session
 from launcher.follow.ctrl_c import LEAVING
 from launcher.logs.store import LogStore
 from launcher.own_folders import locked
+from launcher.runs import sync_logs
 from launcher.runs.run_folder import run_folder
-from launcher.runs.sync_logs import log_store
 from launcher.ssh.host_connection import HostConnection
 from launcher.start.ticket_holder import TicketHolder
 from launcher.stop.inventory import RunProcess
@@ -53,7 +53,7 @@ def test_ctrl_c_does_not_wait_for_a_command_that_holds_the_log(fake_cluster: Mak
     code, _, err = cluster.ddpctl("resume")
     store.close()
     assert code == 130, err
-    assert time.monotonic() - began < session.LOG_PATIENCE
+    assert time.monotonic() - began < sync_logs.PATIENCE
 
 
 def test_a_node_that_ctrl_c_stopped_is_reported_as_cancelled(fake_cluster: Make) -> None:
@@ -187,7 +187,7 @@ def test_a_launch_without_the_log_leaves_the_run_to_a_recorder_all_the_same(
     run_id = cluster.record["run_id"]
     store = LogStore.acquire(run_folder(run_id).logs, pytest.fail)
     assert store
-    monkeypatch.setattr(session, "log_store", lambda folder, to, *_: log_store(folder, to))
+    monkeypatch.setattr(sync_logs, "PATIENCE", 0.0)
     signal_once_started(cluster, signal.SIGQUIT)
     code, _, err = cluster.ddpctl("resume")
     store.close()

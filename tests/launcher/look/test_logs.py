@@ -18,6 +18,7 @@ from launcher.logs.log_entry import LogEntry, parse
 from launcher.logs.query import LogFilter
 from launcher.logs.store import LogStore, NodeLog, known_marks
 from launcher.look import logs
+from launcher.own_folders import locked
 from launcher.runs.run_folder import RunFolder, run_folder
 from launcher.terminal.console import Console
 
@@ -99,6 +100,43 @@ def test_a_host_that_is_lost_while_its_lines_are_followed_is_named(
     assert code == 4, err
     assert "lost contact with gpu1: no answer within 10s" in err
     assert "error: gpu1: its last lines are missing" in err and "gpu0" not in err
+
+
+def test_logs_that_are_followed_leave_the_log_to_the_process_that_takes_care_of_the_run(
+    fake_cluster: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a recorder that has just started, which opens the log a moment later."""
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    stores = []
+
+    def open_the_log() -> None:
+        stores.append(LogStore.acquire(folder.logs, pytest.fail))
+        cluster.nodes[0].say("hello", 0)
+        cluster.nodes[0].end(0)
+
+    while_followed(monkeypatch, open_the_log)
+    with locked(folder.attempt_lock(1)):
+        code, out, err = cluster.ddpctl("logs", "-f")
+    assert (code, out) == (0, "[gpu0:0] hello\n"), err
+    [store] = stores
+    assert store
+    store.close()
+
+
+@pytest.mark.parametrize("command", ["logs", "fetch", "attach"])
+def test_lines_are_copied_by_the_process_that_takes_care_of_the_run(
+    fake_cluster: Callable[..., FakeCluster], command: str
+) -> None:
+    """A command that copies them meanwhile would keep the log from it, for long if a host is slow."""
+    cluster = fake_cluster("gpu0")
+    folder = run_folder(cluster.launch("--detach")[1].strip())
+    cluster.nodes[0].say("hello", 0)
+    cluster.nodes[0].end(0)
+    with locked(folder.attempt_lock(1)):
+        assert cluster.ddpctl(command)[0] == 0
+    assert known_marks(folder.logs) == {}
+    assert cluster.ddpctl("logs")[1] == "[gpu0:0] hello\n"
 
 
 def test_nothing_is_missing_once_a_host_is_back(

@@ -4,6 +4,7 @@
 line: time, attempt, offset in the host's journal, size of the log. The last line marks where to
 continue. Anything in the log after that point is from a killed process and is cut off. An index is
 ignored from its first impossible line on, and repaired the next time its log is opened for writing.
+If it is damaged or missing, that first keeps a copy of the log.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ class NodeLog:
     """The log of one node. One process at a time may open it for writing, which repairs it."""
 
     def __init__(self, folder: Path, node_rank: int, warn: Callable[[str], None]) -> None:
-        index, log = read_index(folder, node_rank), log_file(folder, node_rank)
+        index, log = _read_index(folder, node_rank), log_file(folder, node_rank)
         if index.damaged:
             shutil.copyfile(log, f"{log}.damaged")
             again = "reading the log again from the host, from the damaged entry on"
-            warn(f"{log}: its index was damaged; {again}")
+            warn(f"{log}: its index was damaged or missing; {again}; {log}.damaged is a copy")
         self.mark = index.last
         self._log = log.open("ab")
         self._log.truncate(self.mark.log_size)
@@ -68,9 +69,11 @@ class NodeLog:
     def append(self, entries: Sequence[LogEntry], attempt: int) -> None:
         """Append the lines of the entries from the attempt's journal that come after the mark.
 
-        One read may cover hours of a quiet run. Each second gets its own mark, because the nodes'
-        logs are merged by time and searched by time.
+        If the mark is of a newer attempt, appends nothing. One read may cover hours of a quiet run. Each
+        second gets its own mark, because the nodes' logs are merged by time and searched by time.
         """
+        if attempt < self.mark.attempt:
+            return
         known = offset_in(attempt, self.mark)
         new = [entry for entry in entries if entry.offset > known]
         for _, second in itertools.groupby(new, lambda entry: int(entry.time)):
@@ -133,7 +136,7 @@ class LogStore:
 class Index:
     marks: list[Mark]
     size: int  # bytes of the index up to the last mark
-    damaged: bool  # whether an impossible line follows
+    damaged: bool  # whether an impossible line follows, or the index of a log is missing
 
     @property
     def last(self) -> Mark:
@@ -148,15 +151,25 @@ def known_marks(folder: Path) -> Marks:
 
 
 def read_index(folder: Path, node_rank: int) -> Index:
-    """Read a node's index up to its last whole line, or to the first impossible one.
-
-    The sizes of the log must not decrease or exceed its size now.
-    """
+    """Return a node's index for reading its log; an empty one if it cannot be read."""
     try:
-        lines = _index_file(folder, node_rank).read_bytes().split(b"\n")[:-1]
-        largest = log_file(folder, node_rank).stat().st_size
+        return _read_index(folder, node_rank)
     except OSError:
         return Index([], 0, False)
+
+
+def _read_index(folder: Path, node_rank: int) -> Index:
+    """Read a node's index up to its last whole line, or to the first impossible one.
+
+    The sizes of the log must not decrease or exceed its size now. Raises OSError if the index or the
+    log is there but cannot be read.
+    """
+    largest = 0
+    try:
+        largest = log_file(folder, node_rank).stat().st_size
+        lines = _index_file(folder, node_rank).read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return Index([], 0, damaged=largest > 0)
     marks: list[Mark] = []
     size = log_size = 0
     for line in lines:

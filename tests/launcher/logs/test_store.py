@@ -111,6 +111,16 @@ def test_entries_up_to_the_mark_are_already_in_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "node-0.log").read_text() == "[a:0] one\n[a:0] two\n"
 
 
+def test_once_a_newer_attempt_has_lines_an_earlier_one_gets_no_more(tmp_path: Path) -> None:
+    """A command that follows the earlier one may have read them before."""
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    write(store, 0, "[a:0] two", time=20.0, offset=50, attempt=2)
+    write(store, 0, "[a:0] one", time=10.0, offset=50, attempt=1)
+    store.close()
+    assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n", b"[a:0] two\n"]
+
+
 def test_another_attempt_begins_its_own_journal() -> None:
     mark = Mark(10.0, 1, 500, 20)
     assert offset_in(1, mark) == 500
@@ -220,6 +230,52 @@ def test_a_damaged_index_is_ignored_from_there_on_and_repaired_with_one_warning(
     store.node(0)  # no second warning
     store.close()
     assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n", b"[a:0] two\n"]
+
+
+def test_a_log_without_its_index_is_kept_as_a_copy(tmp_path: Path) -> None:
+    """As in a run folder that was copied without its hidden files."""
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    (tmp_path / ".node-0.index").unlink()
+    warnings: list[str] = []
+    store = LogStore.acquire(tmp_path, warnings.append)
+    assert store and store.node(0).mark.offset == 0
+    store.close()
+    assert (tmp_path / "node-0.log.damaged").read_text() == "[a:0] one\n"
+    assert len(warnings) == 1 and "node-0.log.damaged" in warnings[0]
+
+
+def test_a_log_whose_index_cannot_be_read_now_is_not_written(tmp_path: Path) -> None:
+    """As on a network file system that fails once."""
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    index = tmp_path / ".node-0.index"
+    index.rename(tmp_path / "aside")
+    index.symlink_to(index)  # a loop, which not even root can read
+    warnings: list[str] = []
+    store = LogStore.acquire(tmp_path, warnings.append)
+    assert store
+    store.append(0, [OutputLines("a", 0, 11.0, 0, [b"two"], 90)], attempt=1)
+    store.close()
+    assert (tmp_path / "node-0.log").read_text() == "[a:0] one\n"
+    assert warnings == [
+        f"the rest of the logs will not be recorded: {index}: Too many levels of symbolic links"
+    ]
+    (tmp_path / "aside").rename(index)
+    assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n"]
+
+
+def test_an_index_without_its_log_begins_a_new_log(tmp_path: Path) -> None:
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    (tmp_path / "node-0.log").unlink()
+    store = acquired(tmp_path)
+    write(store, 0, "[a:0] one", time=10.0, offset=50)
+    store.close()
+    assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n"]
 
 
 def test_a_file_that_is_no_index_of_a_node_is_no_node(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from .inbox import Exited, Inbox, Item, Lost, NewEntries, PastEvents, ProbeFaile
 BACKOFF = (0.5, 1.0, 2.0, 4.0, 5.0)  # seconds between attempts to reach a host again
 CHUNK = 32 << 10  # bytes of a journal read at once
 PROBE_TIMEOUT = 2.5  # seconds for a host to answer a probe
+SEARCH_TIMEOUT = 600.0  # seconds to search a long journal for events
 TAIL = load_script(__file__, "tail_journal.sh")
 EVENTS = load_script(__file__, "past_events.sh")
 
@@ -91,8 +92,9 @@ class NodeWatcher:
         """Yield the events in the part that has already been shown; the diagnosis needs them."""
         if not (offset := self._reader.offset):
             return
-        argv = [self._member.place.journal, str(offset), "\t!\t"]
-        done = self._member.connection.script(EVENTS, *argv, limit=LONG_OUTPUT)
+        argv = [self._member.place.journal, str(offset), "\t!\t", str(LONG_OUTPUT)]
+        connection = self._member.connection
+        done = connection.script(EVENTS, *argv, limit=LONG_OUTPUT, timeout=SEARCH_TIMEOUT)
         yield PastEvents(self.node_rank, events_in(JournalReader().feed(done.stdout)), offset)
 
     def _new_entries(self) -> Iterator[Item]:

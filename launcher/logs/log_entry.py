@@ -1,6 +1,7 @@
 """Entries of a journal: lines of output, and events. Pure.
 
 On disk and on screen, a line of output is `[host:rank] text`, or `[host] text` if it belongs to no rank.
+If an IPv6 address ends like a rank, such as fd00::1:2, that is `[fd00::1:2:] text`.
 """
 
 import itertools
@@ -10,8 +11,10 @@ from typing import NamedTuple
 
 from ..supervisor.events import Event
 
-# host and rank; no host ends with a colon, so `[fd00::2]` has no rank
-LABEL = re.compile(rb"\[([^\]]*?[^:\]])(?::(0|[1-9]\d{0,6}))?\] ")
+# host and rank, or a host that ends like a rank; no host ends with a colon, so `[fd00::2]` has no rank
+LABEL = re.compile(
+    rb"\[(?:([^\]]*?[^:\]])(?::(0|[1-9]\d{0,6}))?|([^\]]*[^:\]]:(?:0|[1-9]\d{0,6})):)\] "
+)
 
 
 class OutputLines(NamedTuple):
@@ -27,7 +30,10 @@ class OutputLines(NamedTuple):
     @property
     def label(self) -> bytes:
         who = self.host if self.rank is None else f"{self.host}:{self.rank}"
-        return f"[{who}] ".encode(errors="surrogateescape") if self.host else b""
+        label = f"[{who}] ".encode(errors="surrogateescape") if self.host else b""
+        if self.rank is None and (head := LABEL.match(label)) and head[2]:
+            return label[:-2] + b":] "
+        return label
 
 
 class EventEntry(NamedTuple):
@@ -66,7 +72,7 @@ def parse(text: bytes, node_rank: int, time: float) -> list[OutputLines]:
         del lines[-1]
     output = []
     for head, texts in grouped(lines, LABEL):
-        host = head[1].decode(errors="surrogateescape") if head else ""
+        host = (head[1] or head[3]).decode(errors="surrogateescape") if head else ""
         rank = int(head[2]) if head and head[2] else None
         output.append(OutputLines(host, node_rank, time, rank, texts))
     return output

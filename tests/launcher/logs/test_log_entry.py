@@ -13,6 +13,8 @@ LABELS = st.sampled_from(
         b"[gpu1:0] ",
         b"[gpu1:12] ",
         b"[gpu1] ",
+        b"[fd00::1:2] ",
+        b"[fd00::1:2:] ",
         b"[h:05] ",
         b"[] ",
         b"[:5] ",
@@ -55,7 +57,7 @@ def test_each_line_gets_its_label(rank: int | None, label: bytes) -> None:
 
 
 @pytest.mark.parametrize("rank", [None, 0, 12])
-@pytest.mark.parametrize("host", ["fd00::2", "fe80::1%eth0"])
+@pytest.mark.parametrize("host", ["fd00::2", "fe80::1%eth0", "2001:db8::1:2"])
 def test_the_end_of_an_ipv6_address_is_no_rank(host: str, rank: int | None) -> None:
     entry = OutputLines(host, 0, 1.0, rank, [b"a"])
     assert parse(render([entry]), 0, 1.0) == [entry]

@@ -46,11 +46,12 @@ class Interrupts:
     completed or undone, and code that handles signals can `take` them. Such blocks may be nested.
     If a Ctrl-C or SIGTERM has not been taken, the end of the outermost block raises
     KeyboardInterrupt, unless the block raised an error. LEAVING signals stay queued instead,
-    because they let the run continue. In a recorder, no signal gets here; see `end_recorder`.
+    because they let the run continue. Once `can_leave` is set, they are queued outside such blocks
+    too. In a recorder, no signal gets here; see `end_recorder`.
     """
 
     def __init__(self) -> None:
-        self._between_attempts = False
+        self.can_leave = False  # set it for good once a run has started
         self._pending: list[int] = []
         self._holds = 0  # nested `held()` blocks
         self._before: Mapping[int, signal._HANDLER] = {}
@@ -74,18 +75,6 @@ class Interrupts:
         if not self._holds and self.asked_to_end():
             raise KeyboardInterrupt
 
-    @contextlib.contextmanager
-    def between_attempts(self) -> Iterator[None]:
-        """Context manager: LEAVING signals stay queued until the next attempt of the run is followed.
-
-        There is no run to leave before that.
-        """
-        self._between_attempts = True
-        try:
-            yield
-        finally:
-            self._between_attempts = False
-
     def sleep(self, seconds: float) -> None:
         """Sleep in a `held()` block. Then raise KeyboardInterrupt if Ctrl-C or SIGTERM is queued."""
         time.sleep(seconds)
@@ -106,7 +95,7 @@ class Interrupts:
         self._pending.clear()
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self._holds or (self._between_attempts and number in LEAVING):
+        if self._holds or (self.can_leave and number in LEAVING):
             self._pending.append(number)
         else:
             raise KeyboardInterrupt

@@ -65,10 +65,7 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
         with suppress(StateError):  # some file systems have no locks
             request.take_care()
         outcome = run_attempt(request, interrupts, console)
-        with interrupts.between_attempts():
-            outcome = restart_until_done(
-                request.folder, request.options, outcome, interrupts, console
-            )
+        outcome = restart_until_done(request.folder, request.options, outcome, interrupts, console)
         hook.outcome = outcome
         if outcome.state.is_final and (record := request.folder.load_if_readable(console)):
             report_next(record, console)

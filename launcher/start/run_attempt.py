@@ -106,6 +106,7 @@ class Starter:
             if reasons := self.start(request, planned, record):
                 return Refused(planned, reasons, choose_again=len(chosen) < len(self.connections))
             self.record_start(request, planned, record)
+            self.interrupts.can_leave = True
             self.tickets.remove_all()  # the nodes themselves are the claims now
             if request.options.detach:
                 self.hook.close()  # wait for its events; the recorder handles later ones

@@ -987,7 +987,13 @@ def test_a_run_that_is_killed_before_it_restarts_does_not_start_again(
 
 
 @pytest.mark.parametrize(
-    "where", ["follow.session.report_end", "start.restart.time", "start.run_attempt.report_changes"]
+    "where",
+    [
+        "follow.session.report_end",
+        "follow.hooks.EventHook.close",
+        "start.restart.time",
+        "start.run_attempt.report_changes",
+    ],
 )
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 130), (signal.SIGQUIT, 0)])
 def test_a_terminal_that_closes_between_two_attempts_leaves_the_next_one_to_a_recorder(

@@ -51,7 +51,7 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.can_leave = False  # set it for good once a run has started
+        self.can_leave = False  # set it for good once the run waits in line or has started
         self._pending: list[int] = []
         self._holds = 0  # nested `held()` blocks
         self._before: Mapping[int, signal._HANDLER] = {}

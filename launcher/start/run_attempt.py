@@ -61,6 +61,7 @@ def run_attempt(
             finish_pending_stops(connections, console)
             while isinstance(result := starter.try_to_run(request), Refused):
                 request = in_line(request, result)
+                interrupts.can_leave = True
                 reservation.take(console)  # `kill` cancels the reservation of a waiting run
                 if outcome := wait_for_turn(request, result, tickets, interrupts, console):
                     return outcome

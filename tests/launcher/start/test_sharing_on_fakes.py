@@ -514,6 +514,30 @@ def test_a_signal_after_one_that_leaves_a_waiting_run_does_not_cancel_it(
     assert len(cluster.tickets) == 1
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGHUP, 130), (signal.SIGQUIT, 0)])
+def test_a_terminal_that_closes_during_the_checks_of_a_run_that_has_waited_leaves_it_to_a_recorder(
+    make: Make, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
+) -> None:
+    cluster = make("gpu0")
+    cluster.launch("--detach")
+    turn_or_signal = waiting_line.turn_or_signal
+
+    def signal_in_checks(*args: Any) -> CheckedHosts:
+        signal.raise_signal(number)
+        return unchecked(*args)
+
+    def turn_comes(*args: Any) -> int | None:
+        end_all(cluster.nodes)
+        monkeypatch.setattr("launcher.start.run_attempt.check", signal_in_checks)
+        return turn_or_signal(*args)
+
+    monkeypatch.setattr(waiting_line, "turn_or_signal", turn_comes)
+    exit_code, _, err = cluster.launch("--wait")
+    assert exit_code == code and "the run continues; follow it with" in err, err
+    assert record(cluster, cluster.recorders[-1])["state"] == "RUNNING"
+    assert cluster.tickets == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
 def test_a_signal_while_a_waiting_run_is_detached_does_not_cancel_it(
     make: Make, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

@@ -41,6 +41,7 @@ def choose_hosts(
             "that the hosts file asks for",
             "run `ddpctl check` to see what is wrong",
         )
+    # a plan for all of them, only to know each one's GPUs and address; no node comes of it
     plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
     planned = PlannedAttempt(plan, able)
     free, reasons = free_hosts(planned, list_claims(planned))

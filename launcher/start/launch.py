@@ -1,9 +1,8 @@
 """The `launch` command."""
 
 import dataclasses
-from contextlib import suppress
 
-from ..errors import StateError, UsageError
+from ..errors import UsageError
 from ..follow.attempt_end import report_next
 from ..follow.ctrl_c import Interrupts
 from ..follow.hooks import ExitHook
@@ -62,8 +61,7 @@ def run_with_restarts(request: Request, console: Console) -> Outcome:
         Interrupts() as interrupts,
     ):
         # by this lock, `kill` sees the launch or resume before its attempt is reserved on the hosts
-        with suppress(StateError):  # some file systems have no locks
-            request.take_care()
+        request.take_care()
         outcome = run_attempt(request, interrupts, console)
         outcome = restart_until_done(request.folder, request.options, outcome, interrupts, console)
         hook.outcome = outcome

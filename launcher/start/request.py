@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..engines.choose import engine_traits
+from ..errors import StateError
 from ..facts.gather import request_time
 from ..follow import hooks
 from ..hosts import Cluster, Host, user_env
@@ -63,10 +64,18 @@ class Request:
             notes += (f"WORLD_SIZE {before} -> {plan.world_size}",)
         return dataclasses.replace(plan, notes=notes)
 
-    def take_care(self) -> None:
-        """Lock the attempt for this process; see `attempt_lock.take_care`."""
-        if not self.handed_over:
-            take_care(self.folder, self.attempt)
+    def take_care(self, *, to_wait: bool = False) -> None:
+        """Lock the attempt for this process; see `attempt_lock.take_care`.
+
+        Some file systems have no locks. An attempt starts without one, but cannot wait in line,
+        because no recorder could take it over: with to_wait, this raises StateError.
+        """
+        try:
+            if not self.handed_over:
+                take_care(self.folder, self.attempt)
+        except StateError:
+            if to_wait:
+                raise
 
     def save_pending(self, plan: Plan) -> RunRecord:
         """Save a PENDING attempt, its hosts file and its hooks on this machine. Return the record."""

@@ -218,7 +218,7 @@ def tickets_until_restart(base: Request) -> Iterator[Tickets | None]:
         facts, _ = try_each(connections, gather_one)
         tickets: Tickets | None = None
         with contextlib.suppress(NodesFailed, HostsFileError):
-            if facts:
+            if facts:  # a plan only for the tickets' labels; no node comes of it
                 inputs = PlanInputs(tuple(facts.values()))
                 plan = base.on([*facts]).plan(inputs)
                 tickets = Tickets(PlannedAttempt(plan, [*facts]))

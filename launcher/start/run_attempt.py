@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import DdpctlError, RunKilled, StateError
+from ..errors import DdpctlError, RunKilled
 from ..follow import detach
 from ..follow.ctrl_c import Interrupts
 from ..follow.hooks import EventHook
@@ -92,21 +92,21 @@ class Starter:
             return chosen
         # prepare spares too, so that a later restart can use them at once
         to_prepare = () if request.by == "restart" else request.cluster.spares
-        request = request.on(chosen)
+        narrowed = request.on(chosen)
         with connected(to_prepare) as spares:
-            checked = check(request, chosen, spares, console)
-            pushed = push(request, checked, spares, console)
-        plan = make_plan(request, checked, pushed)
+            checked = check(narrowed, chosen, spares, console)
+            pushed = push(narrowed, checked, spares, console)
+        plan = make_plan(narrowed, checked, pushed)
         planned = PlannedAttempt(plan, chosen)
-        record = self.reserve(request, planned)
+        record = self.reserve(narrowed, planned)
         if request.earlier:
             report_changes(request.earlier, plan, console)
             distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
-            if reasons := self.start(request, planned, record):
+            if reasons := self.start(narrowed, planned, record):
                 return Refused(planned, reasons, choose_again=len(chosen) < len(self.connections))
-            self.record_start(request, planned, record)
+            self.record_start(narrowed, planned, record)
             self.interrupts.can_leave = True
             self.tickets.remove_all()  # the nodes themselves are the claims now
             if request.options.detach:
@@ -126,9 +126,8 @@ class Starter:
             with self.console.step("asking whether the run is alive"):
                 each_node(planned.connections, lambda each: require_ended(planned.own_nodes(each)))
         # before the reservation, so that a restart leaves the attempt to a resume that prepares it here
-        with contextlib.suppress(StateError):  # some file systems have no locks
-            request.take_care()
-        self.reservation.take(self.console)
+        request.take_care()
+        self.reservation.take(self.console)  # unless an earlier try or the wait took it
         return request.save_pending(planned.plan)
 
     def start(

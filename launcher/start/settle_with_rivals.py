@@ -23,7 +23,7 @@ def settle_with_rivals(
     """Wait until a rival is ahead of this run or none is undecided. Return an error for each one ahead.
 
     Call this after the nodes are created, and before they start. Removes what dead launches left on
-    the hosts. After LEASE, undecided rivals count as ahead.
+    the hosts. After LEASE, undecided rivals count as ahead, because our own nodes have expired too.
     """
     plan, resources = planned.plan, planned.resources
     sharing = [connection for connection in resources if resources[connection]]

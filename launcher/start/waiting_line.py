@@ -75,9 +75,9 @@ def wait_for_turn(
 def save_waiting(request: Request, refused: Refused, console: Console) -> None:
     """Record the run as waiting, and print what it is waiting for.
 
-    Raises StateError if the attempt cannot be locked, because then no recorder could take it over.
+    Raises StateError if the attempt cannot be locked.
     """
-    request.take_care()
+    request.take_care(to_wait=True)
     record = request.save_pending(refused.planned.plan)
     record.attempt.state = RunState.WAITING
     record.attempt.waiting_until = request.until

@@ -227,9 +227,11 @@ class Round:
             self.stop(replace(reason, exit_code=code, signal=signal_name(code), last_lines=lines))
         if self.reason and oom_kills() > self.kills_before:
             self.record_resources()
-        self.phase, self.ended_at = Phase.DONE, time.monotonic()
+        self.ended_at = time.monotonic()
         if self.reason:
             self.has_stopped()
+        else:
+            self.phase = Phase.DONE
 
     def complete_exits(self, code: int) -> None:
         """Record exits that only torchrun saw.

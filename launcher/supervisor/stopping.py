@@ -33,7 +33,7 @@ class StopSequence:
         self.killed_torchrun = False  # if so, its exit code means nothing
 
     def begin(self, number: int, time_to_save: float, *, failed: bool) -> None:
-        """Begin to stop. number: the signal for torchrun.
+        """Begin to stop. number: the signal for torchrun. time_to_save: see Spec.time_to_save.
 
         failed: whether the run has failed. If so, the ranks first dump their last collectives, if
         they can.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import random
@@ -548,6 +550,21 @@ def test_a_signal_while_a_waiting_run_is_detached_does_not_cancel_it(
     code, run_id, err = cluster.launch("--wait", "--detach")
     assert code == 130 and cluster.recorders[-1] == run_id.strip(), err
     assert record(cluster, run_id.strip())["state"] == "WAITING"
+
+
+def test_on_a_file_system_without_locks_a_run_starts_but_does_not_wait_in_line(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    cluster = make("gpu0")
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    cluster.launch("--detach")
+    assert len(cluster.nodes) == 1
+    code, _, err = cluster.launch("--wait")
+    assert code == 1, err
+    assert cluster.tickets == []
 
 
 @pytest.mark.parametrize("flags", [("--wait", "--detach"), ("--wait",)])

@@ -28,7 +28,7 @@ from ..runs.sync_logs import sync_logs
 from ..ssh.host_connection import connected
 from ..start.launch import new_run, run_with_restarts
 from ..stop.choose_runs import HostedRun
-from ..stop.kill import kill_runs
+from ..stop.kill import cancel_starts, kill_runs
 from ..terminal.console import Console
 from ..terminal.sanitize import colored, visible
 from ..text import names
@@ -158,6 +158,7 @@ class Run:
         Raises StopUnconfirmed if a host did not answer or something is left on it. The next launch
         or `ddpctl ps` that reaches that host finishes the stop.
         """
+        cancel_starts([self.id], self._console)  # first, because a restart may move the run
         cluster = load(self._folder.hosts_file, job_files=False)
         with connected(cluster.hosts) as connections:
             run = HostedRun(self.id, connections)

@@ -6,7 +6,9 @@ to a recorder (follow/detach.py). Each attempt has a lock of its own, because th
 one may never end if its hosts are gone.
 
 A launch or resume takes the lock before its checks. Until it has reserved the attempt on the hosts, only
-the lock shows `kill` that it is there. To cancel the attempt, `kill` removes the lock's file.
+the lock shows `kill` that it is there. To cancel the attempt, `kill` removes the lock's file. For the
+newest recorded attempt, `kill` leaves a mark, which also cancels its restart. The process that restarts
+the run keeps saving run.json, so a note in there could be lost.
 """
 
 import contextlib
@@ -40,8 +42,10 @@ def take_care(folder: RunFolder, attempt: int) -> None:
 
 
 def is_cancelled(folder: RunFolder, attempt: int) -> bool:
-    """Return whether `kill` has removed this process's lock of the attempt (`cancel_start`)."""
+    """Return whether `kill` has marked the attempt or removed this process's lock of it."""
     path = folder.attempt_lock(attempt)
+    if folder.kill_mark(attempt).exists():
+        return True
     if not (lock := _held.get(path)):
         return False
     try:
@@ -94,7 +98,13 @@ def runs_being_prepared() -> list[str]:
 
 
 def cancel_start(folder: RunFolder) -> bool:
-    """Cancel the attempt that a command on this machine is preparing. Return whether there is one."""
+    """Cancel the attempt that a command on this machine is preparing. Return whether there is one.
+
+    Also cancel the newest recorded attempt, if it has not started yet, and its restart.
+    """
+    with contextlib.suppress(UnreadableRecord, OSError):  # a full disk must not keep the run alive
+        if folder.is_recorded:
+            folder.kill_mark(folder.load().attempt.number).touch()
     locks = unrecorded_locks(folder)
     for path in locks:
         path.unlink(missing_ok=True)

@@ -51,6 +51,10 @@ class RunFolder:
         """Return the path of the lock held by the process that takes care of the attempt."""
         return self.path / f".attempt-{attempt}.lock"
 
+    def kill_mark(self, attempt: int) -> Path:
+        """Return the path of the empty file that `kill` leaves if this was the newest attempt."""
+        return self.path / f".attempt-{attempt}.killed"
+
     def evidence_file(self, attempt: int, restart: int | None = None) -> Path:
         """Return the path for the evidence of an attempt's failure.
 

@@ -21,7 +21,8 @@ Two marks keep other commands for the same run from an attempt.
   it, records it and restarts the run holds the lock until the process ends (runs/attempt_lock.py).
 
 `kill` removes the nodes and the tickets, and cancels the reservation. A resume on this machine that
-has not reserved its attempt yet loses the lock, and sees that when it makes the reservation.
+has not reserved its attempt yet loses the lock, and sees that when it makes the reservation. A restart
+finds a mark in the run's folder here, so a `kill` that reaches no host ends it too.
 
 In a container: Container.entrypoint (plan/build.py) -> supervisor/main.py -> Round -> torchrun ->
 ranks. On the way back: the supervisor's End event -> NodeEvidence.end_state -> Session's final

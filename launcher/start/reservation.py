@@ -33,6 +33,7 @@ class Reservation:
     attempt: int
     connections: Sequence[HostConnection]  # to all hosts on which the attempt may start
     previous: PlannedAttempt | None = None  # the attempt that this one restarts
+    is_restart: bool = False  # of the attempt before it
     is_own: bool = False  # made by or for this command, so that no other command starts the attempt
     _token: str = ""  # identifies this command; "" if another process has reserved it for this one
 
@@ -45,9 +46,9 @@ class Reservation:
         if `kill` has cancelled the previous attempt or, on this machine, this one. A later `kill`
         cancels this reservation.
         """
+        self._raise_if_killed_without_mark()  # a killed start must leave its number to the next resume
         if self.is_own:
             return
-        self._raise_if_killed_without_mark()  # a killed start must leave its number to the next resume
         self._token = secrets.token_hex(8)
         arguments = self.run_id, str(self.attempt), self._token
         with console.step("reserving the attempt"):
@@ -89,9 +90,10 @@ class Reservation:
             self._raise_if_killed_without_mark()
 
     def _raise_if_killed_without_mark(self) -> None:
-        """Raise RunKilled if `kill` has removed the lock here, or has cancelled the previous attempt."""
-        if is_cancelled(run_folder(self.run_id), self.attempt):
-            raise killed_before_start(self.run_id)
+        """Raise RunKilled if `kill` has cancelled this attempt here, or the previous one."""
+        raise_if_cancelled_here(self.run_id, self.attempt)
+        if self.is_restart:
+            raise_if_cancelled_here(self.run_id, self.attempt - 1)
         if self.previous:  # `kill` may have reached only its hosts
             plan = self.previous.plan
             raise_if_cancelled(plan.run_id, plan.attempt, self.previous.connections)
@@ -105,6 +107,12 @@ def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: 
     answers, _ = try_each(connections, lambda each: each.script(LIST_CANCELLED, run_id).stdout)
     numbers = [int(text) for listed in answers.values() for text in NUMBER.findall(listed)]
     return max((number for number in numbers if number <= limit), default=0)
+
+
+def raise_if_cancelled_here(run_id: str, attempt: int) -> None:
+    """Raise RunKilled if `kill` on this machine has cancelled the attempt, even if it reached no host."""
+    if is_cancelled(run_folder(run_id), attempt):
+        raise killed_before_start(run_id)
 
 
 def raise_if_cancelled(run_id: str, attempt: int, connections: Sequence[HostConnection]) -> None:

@@ -35,6 +35,7 @@ from .replace_hosts import (
     unusable_hosts,
 )
 from .request import Request
+from .reservation import raise_if_cancelled_here
 from .run_attempt import run_attempt
 from .tickets import Tickets
 
@@ -127,6 +128,7 @@ def start_somewhere(
     while True:
         with console.step("asking which hosts can be used"):
             unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
+        raise_if_cancelled_here(folder.run_id, folder.load().attempt.number)
         choice = replace_hosts(base.cluster, nnodes, unusable, avoided)
         if choice.missing and (wait := next(patience, None)) is not None:
             for line in lines(choice.missing):

@@ -53,7 +53,12 @@ def run_attempt(
         TicketHolder(request, [*connections, *former], inherited) as tickets,
     ):
         reservation = Reservation(
-            request.run_id, request.attempt, connections, previous, is_own=request.handed_over
+            request.run_id,
+            request.attempt,
+            connections,
+            previous,
+            is_restart=request.by == "restart",
+            is_own=request.handed_over,
         )
         starter = Starter(connections, former, reservation, tickets, interrupts, hook, console)
         with failed_start_recorded(request, reservation, hook, console):

@@ -125,12 +125,17 @@ def read_target(
     """Return the target of `kill`. everything: all runs on the hosts; see `read_hosts`."""
     if everything or hosts is not None:
         return Target(read_hosts(run, hosts, console), run, everything=everything)
-    folder = find_recorded(run)
-    others = [other for other in runs_being_prepared() if other != folder.run_id]
-    if run is None and others:
-        what = f"still being launched or resumed: {', '.join(others)}"
-        remedy = "to stop one, press Ctrl-C there; to stop the newest run that has started, run "
-        raise UsageError(what, f"{remedy}`ddpctl kill {folder.run_id}`")
+    others = [] if run else runs_being_prepared()
+    what, remedy = "still being launched or resumed: ", "to stop one, press Ctrl-C there"
+    try:
+        folder = find_recorded(run)
+    except UsageError:
+        if others:
+            raise UsageError(f"{what}{', '.join(others)}", remedy) from None
+        raise
+    if others := [other for other in others if other != folder.run_id]:
+        remedy += f"; to stop the newest run that has started, run `ddpctl kill {folder.run_id}`"
+        raise UsageError(f"{what}{', '.join(others)}", remedy)
     return Target(recorded_hosts(folder), run, folder)
 
 

@@ -1,6 +1,7 @@
 """The `kill` command: cancel runs on all their hosts, print what was stopped, and record it."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import DdpctlError, NodesFailed, StopUnconfirmed
@@ -12,7 +13,7 @@ from ..ssh.host_connection import connected
 from ..terminal.console import Console
 from ..terminal.host_errors import report_errors, report_unconfirmed, unseen
 from ..text import names
-from .choose_runs import HostedRun, Target
+from .choose_runs import HostedRun, Target, recorded_hosts
 from .remove_finished import remove_finished
 from .stop_on_host import Stop
 from .stopped_run import StoppedRun, stop_all
@@ -35,6 +36,11 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             raise
         if not all(run.user_agrees(yes=yes) for run in runs):
             return Exit.INTERRUPTED
+        cancel_starts([run.run_id for run in runs], console)
+        # from now on, the run cannot move; a restart may have moved it to other hosts until now
+        if target.folder and (now := recorded_hosts(target.folder)).hosts != cluster.hosts:
+            moved = replace(target, cluster=now)
+            return kill_target(moved, console, yes=True, as_json=as_json)
         killed = kill_runs(runs, cluster.job, console)
         errors = report_unlisted(unlisted, killed, console)
         if target.everything:
@@ -85,14 +91,21 @@ def report_none_alive(
 
 def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:
     """Stop runs; print, record and return what was stopped. job: see `make_stop`."""
-    for run_id in (run.run_id for run in runs if cancel_start(run_folder(run.run_id))):
-        console.say(f"run {run_id}: its resume, which is still checking or pushing, will not start")
+    cancel_starts([run.run_id for run in runs], console)
     killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:
         each.report(console)
         each.record_end(console)
         report_unconfirmed(each.errors_by_name, console)
     return killed
+
+
+def cancel_starts(run_ids: Sequence[str], console: Console) -> None:
+    """Cancel what commands on this machine are about to start for these runs. Safe to repeat."""
+    for run_id in run_ids:
+        if cancel_start(run_folder(run_id)):
+            what = "its resume, which is still checking or pushing, will not start"
+            console.say(f"run {run_id}: {what}")
 
 
 def make_stop(run: HostedRun, job: Job, console: Console) -> Stop:

@@ -15,11 +15,13 @@ from fakes import FakeCluster, FakeNode
 
 from launcher.engines.docker import Docker
 from launcher.engines.process import Processes
+from launcher.follow import session as follow_session
 from launcher.hosts import Host
 from launcher.ssh.host_connection import connected
 from launcher.start import (
     launch,
     reservation,
+    restart,
     run_attempt,
     start_nodes,
     ticket_holder,
@@ -28,6 +30,7 @@ from launcher.start import (
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.request import Request
 from launcher.start.tickets import Tickets
+from launcher.stop import kill as stop_kill
 from launcher.stop.stop_on_host import MARK_CANCELLED, Stop
 
 pytestmark = pytest.mark.slow  # most of these tests start several runs
@@ -219,6 +222,24 @@ def test_a_kill_that_knows_only_the_former_host_reaches_a_restart_on_a_spare(
     assert left(cluster) == []
 
 
+def test_a_kill_finds_a_run_that_has_moved_to_another_host_since_it_read_the_runs_hosts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", nproc_per_node=1)
+    cluster.hosts["gpu0"].on_start = lambda node: node.end(1)
+    cluster.launch("--nodes", "1")
+    moved = []
+
+    def move() -> None:
+        moved.append(cluster.ddpctl("resume", RUN, "--hosts", "gpu1,", "--detach"))
+
+    just_before(monkeypatch, stop_kill, "cancel_start", move)
+    code, _, err = cluster.ddpctl("kill", RUN)
+    assert [each[0] for each in moved] == [0], moved
+    assert (code, cluster.record["state"]) == (0, "CANCELLED"), err
+    assert not cluster.hosts["gpu1"].nodes
+
+
 def test_a_kill_marks_an_attempt_that_is_reserved_while_it_marks_the_former_one(
     tmp_path: Path,
 ) -> None:
@@ -236,3 +257,40 @@ def test_a_kill_marks_an_attempt_that_is_reserved_while_it_marks_the_former_one(
         "1-cancelled-here",
         "2-cancelled-here",
     }
+
+
+@pytest.mark.parametrize(
+    ("owner", "step"),
+    [
+        (follow_session, "explain"),  # the record still says RUNNING
+        (restart, "has_saved"),
+        (restart, "unusable_hosts"),
+        (restart, "request_for"),
+        (run_attempt, "push"),
+        (Request, "save_pending"),
+        (run_attempt, "for_hosts"),
+    ],
+)
+def test_a_kill_that_reaches_no_host_ends_the_restart_on_a_spare(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
+) -> None:
+    cluster = fake_cluster("gpu0", spares=["spare0"], max_restarts=1, nproc_per_node=1)
+    codes = []
+
+    def lose_host_and_kill() -> None:
+        cluster.hosts["gpu0"].reachable = False
+        codes.append(cluster.ddpctl("kill", RUN)[0])
+
+    def fail(node: FakeNode) -> None:
+        just_before(monkeypatch, owner, step, lose_host_and_kill)
+        node.event("rank_exit", rank=0, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
+        node.end(1, reason={"kind": "rank", "message": "rank 0 was killed", "node_rank": 0})
+
+    cluster.hosts["gpu0"].on_start = fail
+    cluster.hosts["spare0"].on_start = lambda node: node.end(0)
+    monkeypatch.setattr(restart, "PATIENCE", ())
+    monkeypatch.setattr(restart, "PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
+    code, _, err = cluster.launch()
+    assert code == 7 and f"run {RUN} was killed while it was restarting" in err, err
+    assert (codes, cluster.record["state"]) == ([6], "CANCELLED")
+    assert not cluster.hosts["spare0"].nodes

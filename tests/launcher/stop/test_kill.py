@@ -677,6 +677,23 @@ def test_without_a_run_it_does_not_take_the_last_run_for_one_that_is_being_launc
     assert {*(state_home() / "runs").iterdir()} == before
 
 
+def test_without_any_record_it_names_the_run_that_is_being_launched(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster()
+    killed = []
+
+    def push(*_: object) -> None:
+        killed.append(cluster.ddpctl("kill"))
+        raise PreflightError("something is wrong")
+
+    monkeypatch.setattr("launcher.start.run_attempt.push", push)
+    cluster.launch("--name", "first")
+    [(code, _, err)] = killed
+    assert code == 2 and "error: still being launched or resumed: first-" in err, err
+    assert err.endswith("to stop one, press Ctrl-C there\n")
+
+
 @pytest.mark.parametrize("how", ["run", "nothing", "run and hosts", "hosts"])
 def test_a_resume_that_is_still_checking_or_pushing_here_is_killed_and_the_next_one_starts(
     fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, how: str

@@ -122,7 +122,7 @@ class LogStore:
         except OSError as error:
             self.failed = True
             what = error.filename or self.folder
-            self._warn(f"the rest of the logs will not be recorded: {what}: {error.strerror}")
+            self._warn(f"the rest of the logs is not recorded: {what}: {error.strerror}")
 
     def close(self) -> None:
         """Release the lock, so that another process can write. Safe to repeat."""

@@ -67,7 +67,7 @@ def test_a_store_that_cannot_be_written_says_so_once(tmp_path: Path) -> None:
     for offset in (20, 40):
         store.append(0, [OutputLines("a", 0, 10.0, 0, [b"one"], offset)], attempt=1)
     assert warnings == [
-        f"the rest of the logs will not be recorded: {tmp_path}/node-0.log: Is a directory"
+        f"the rest of the logs is not recorded: {tmp_path}/node-0.log: Is a directory"
     ]
 
 

@@ -36,7 +36,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             raise
         if not all(run.user_agrees(yes=yes) for run in runs):
             return Exit.INTERRUPTED
-        cancel_starts([run.run_id for run in runs], console)
+        cancel_starts(wholly_asked(runs, console), console)
         # from now on, the run cannot move; a restart may have moved it to other hosts until now
         if target.folder and (now := recorded_hosts(target.folder)).hosts != cluster.hosts:
             moved = replace(target, cluster=now)
@@ -91,7 +91,7 @@ def report_none_alive(
 
 def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:
     """Stop runs; print, record and return what was stopped. job: see `make_stop`."""
-    cancel_starts([run.run_id for run in runs], console)
+    cancel_starts(wholly_asked(runs, console), console)
     killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:
         each.report(console)
@@ -100,11 +100,20 @@ def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[Sto
     return killed
 
 
+def wholly_asked(runs: Sequence[HostedRun], console: Console) -> list[str]:
+    """Return the ids of the runs of which all recorded hosts are asked.
+
+    What is left of a run on other hosts says nothing about its next attempt.
+    """
+    records = [(run, run_folder(run.run_id).load_if_readable(console)) for run in runs]
+    return [run.run_id for run, record in records if record and {*record.hosts} <= run.asked]
+
+
 def cancel_starts(run_ids: Sequence[str], console: Console) -> None:
     """Cancel what commands on this machine are about to start for these runs. Safe to repeat."""
     for run_id in run_ids:
         if cancel_start(run_folder(run_id)):
-            what = "its resume, which is still checking or pushing, will not start"
+            what = "its next attempt, which is still being prepared, will not start"
             console.say(f"run {run_id}: {what}")
 
 

@@ -717,7 +717,7 @@ def test_a_resume_that_is_still_checking_or_pushing_here_is_killed_and_the_next_
     first, second = messages(err)
     assert (
         first
-        == f"ddpctl: run {run_id}: its resume, which is still checking or pushing, will not start"
+        == f"ddpctl: run {run_id}: its next attempt, which is still being prepared, will not start"
     )
     assert code == 0 and second.startswith(
         f"ddpctl: run {run_id}: had already ended; removed, nothing left"
@@ -726,6 +726,25 @@ def test_a_resume_that_is_still_checking_or_pushing_here_is_killed_and_the_next_
     cluster.nodes_end(0)
     code, _, err = cluster.ddpctl("resume", run_id)
     assert code == 0 and ", attempt 2, started" in err, err
+
+
+def test_a_kill_on_some_hosts_of_a_run_leaves_its_resume_on_others_alone(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.nodes_end(1)
+    assert cluster.launch("--exclude", "gpu2")[0] == 1
+    run_id = str(cluster.record["run_id"])
+    killed, push = [], run_attempt.push
+
+    def kill_and_push(*arguments: Any) -> object:
+        killed.append(cluster.ddpctl("kill", run_id, "--hosts", "gpu0,"))
+        return push(*arguments)
+
+    cluster.nodes_end(0)
+    monkeypatch.setattr(run_attempt, "push", kill_and_push)
+    code, _, err = cluster.ddpctl("resume", run_id, "--hosts", "gpu1,gpu2")
+    assert code == 0 and ", attempt 2, started" in err, (err, killed)
 
 
 def test_without_a_run_it_does_not_take_the_last_run_for_an_older_one_that_is_being_resumed(

@@ -7,8 +7,8 @@ one may never end if its hosts are gone.
 
 A launch or resume takes the lock before its checks. Until it has reserved the attempt on the hosts, only
 the lock shows `kill` that it is there. To cancel the attempt, `kill` removes the lock's file. For the
-newest recorded attempt, `kill` leaves a mark, which also cancels its restart. The process that restarts
-the run keeps saving run.json, so a note in there could be lost.
+newest recorded attempt, `kill` leaves a mark, which also cancels its restart. The mark is a file of its
+own, because the process that restarts the run keeps saving run.json, and could overwrite a note there.
 """
 
 import contextlib

@@ -34,9 +34,9 @@ def log_store(
 ) -> Iterator[LogStore | None]:
     """Yield the run's log store; None if another process is writing to it or if it is unwritable.
 
-    Prints an error if it is unwritable. records: whether this process takes care of the run. It waits
-    for the other process, unless `interrupted` returns True meanwhile. All others yield None as long as
-    a process takes care of the run, even if that one has not opened the store yet.
+    Prints an error if it is unwritable. records: whether this process takes care of the run. If so, it
+    waits for the other process until `interrupted` returns True, or for PATIENCE. If not, this yields
+    None while a process takes care of the run, even before that process has opened the store.
     """
     store, deadline = None, time.monotonic() + (PATIENCE if records else 0.0)
     try:

@@ -26,9 +26,9 @@ class TicketHolder(AbstractContextManager["TicketHolder"]):
 
     request: Request
     hosts: Sequence[HostConnection]  # all that may have tickets of the run
-    inherited: Tickets | None  # of the attempt that this one restarts: until this one has started
-    waiting: Tickets | None = None  # from the first refusal until the attempt has started
-    for_restart: Tickets | None = None  # from the start to the end, if the run may restart
+    inherited: Tickets | None  # from the attempt that this one restarts; kept until this one starts
+    waiting: Tickets | None = None  # kept from the first refusal until the attempt starts
+    for_restart: Tickets | None = None  # kept from the start to the end, if the run may restart
 
     def __exit__(self, _: object, error: object, __: object) -> None:
         if own := self.for_restart or self.waiting:

@@ -28,7 +28,7 @@ from ..terminal.host_errors import report_errors, unseen
 from ..text import counted
 from .choose_runs import HostedRun
 from .inventory import TIMEOUT, Inventory, sizes_of, take_inventory
-from .kill import kill_runs
+from .kill import cancel_starts, kill_runs, wholly_asked
 from .stopped_run import StoppedRun
 
 # ~/.ddpctl may be a link to another disk, and hosts may share the link but not the disk. So all
@@ -240,7 +240,9 @@ def kill_live_runs(
         return HostedRun(run_id, there, others, sorted(owners))
 
     live = sorted(set().union(*(each.live_runs for each in to_remove.values())))
-    return kill_runs([*map(hosted, live)], cluster.job, console)
+    runs = [*map(hosted, live)]
+    cancel_starts(wholly_asked(runs, console), console)
+    return kill_runs(runs, cluster.job, console)
 
 
 def remove(

@@ -90,8 +90,10 @@ def report_none_alive(
 
 
 def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[StoppedRun]:
-    """Stop runs; print, record and return what was stopped. job: see `make_stop`."""
-    cancel_starts(wholly_asked(runs, console), console)
+    """Stop runs; print, record and return what was stopped. job: see `make_stop`.
+
+    Call `cancel_starts` first.
+    """
     killed = stop_all([(run, make_stop(run, job, console)) for run in runs], console)
     for each in killed:
         each.report(console)
@@ -101,9 +103,9 @@ def kill_runs(runs: Sequence[HostedRun], job: Job, console: Console) -> list[Sto
 
 
 def wholly_asked(runs: Sequence[HostedRun], console: Console) -> list[str]:
-    """Return the ids of the runs of which all recorded hosts are asked.
+    """Return the ids of the runs whose recorded hosts are all asked.
 
-    What is left of a run on other hosts says nothing about its next attempt.
+    A kill on only some of them must not cancel an attempt that is being prepared for other hosts.
     """
     records = [(run, run_folder(run.run_id).load_if_readable(console)) for run in runs]
     return [run.run_id for run, record in records if record and {*record.hosts} <= run.asked]

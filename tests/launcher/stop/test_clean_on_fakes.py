@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, FakeMachine
 
+from launcher.runs.attempt_lock import is_cancelled
+from launcher.runs.run_folder import run_folder
 from launcher.ssh import client
 
 Make = Callable[..., FakeCluster]
@@ -66,6 +68,14 @@ def test_a_clean_is_not_confirmed_while_a_host_that_its_run_lost_has_not_confirm
     code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "--kill", "-y")
     assert code == 6 and "gpu9: stop not confirmed" in err, err
     assert cluster.nodes == [] and cluster.record["pending_stop"] == ["gpu9"]
+
+
+def test_a_clean_that_kills_a_run_also_cancels_its_restart_here(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    run_id = cluster.launch("--detach")[1].strip()
+    assert not is_cancelled(run_folder(run_id), 1)
+    assert cluster.ddpctl("clean", cluster.hosts_file, "--kill", "-y")[0] == 0
+    assert is_cancelled(run_folder(run_id), 1)
 
 
 def test_a_launch_that_is_about_to_start_its_nodes_keeps_its_hosts(fake_cluster: Make) -> None:

@@ -261,7 +261,7 @@ def test_a_log_whose_index_cannot_be_read_now_is_not_written(tmp_path: Path) -> 
     store.close()
     assert (tmp_path / "node-0.log").read_text() == "[a:0] one\n"
     assert warnings == [
-        f"the rest of the logs will not be recorded: {index}: Too many levels of symbolic links"
+        f"the rest of the logs is not recorded: {index}: Too many levels of symbolic links"
     ]
     (tmp_path / "aside").rename(index)
     assert shown(tmp_path, LogFilter()) == [b"[a:0] one\n"]

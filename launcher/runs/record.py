@@ -90,6 +90,7 @@ class AttemptRecord:
     waiting_since: float | None = None  # when it asked for its GPUs: unix seconds, node 0's clock
     waiting_until: float | None = None  # unix seconds, this machine's clock; None: no limit
     by: str = "launch"  # launch, resume, or restart (automatic, after a failure)
+    token: str = ""  # of its reservation on the hosts
     digests: dict[str, str] = field(default_factory=dict)  # of its image, dataset and code
 
     @property
@@ -229,8 +230,13 @@ def for_hosts(record: RunRecord) -> dict[str, Any]:
     return dataclasses.asdict(dataclasses.replace(record, attempts=attempts))
 
 
-def new_record(plan: Plan, earlier: RunRecord | None = None, *, by: str = "launch") -> RunRecord:
-    """Return a record with a new PENDING attempt after those of `earlier`. by: see AttemptRecord."""
+def new_record(
+    plan: Plan, earlier: RunRecord | None = None, *, by: str = "launch", token: str = ""
+) -> RunRecord:
+    """Return a record with a new PENDING attempt after those of `earlier`.
+
+    by, token: see AttemptRecord.
+    """
     hosts = [node.host.name for node in plan.nodes]
     image, dataset, workdir = plan.image_digest, plan.dataset_digest, plan.workdir_digest
     inputs = {"image": image, "dataset": dataset, "code": workdir}
@@ -243,6 +249,7 @@ def new_record(plan: Plan, earlier: RunRecord | None = None, *, by: str = "launc
         master_addr=plan.master_addr or "",
         master_port=plan.master_port or 0,
         by=by,
+        token=token,
         waiting_since=plan.since,
         digests={what: digest for what, digest in inputs.items() if digest},
     )

@@ -85,6 +85,7 @@ def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) 
         attempt.by,
         since=attempt.waiting_since,
         until=attempt.waiting_until,
+        token=attempt.token,
         handed_over=True,
     )
 

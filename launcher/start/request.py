@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..engines.choose import engine_traits
 from ..errors import StateError
@@ -35,6 +36,7 @@ class Request:
     former: tuple[Host, ...] = ()  # hosts no longer used that may have the run's checkpoints
     since: float | None = None  # when the run asked for its GPUs; None: it asks now. See Plan.since
     until: float | None = None  # when it stops waiting: unix seconds on this machine's clock
+    token: str = field(default_factory=lambda: secrets.token_hex(8))  # of its reservation
     handed_over: bool = False  # whether another process has reserved and locked it for this one
     notes: tuple[str, ...] = ()  # the first lines of the run's log
 
@@ -79,7 +81,7 @@ class Request:
 
     def save_pending(self, plan: Plan) -> RunRecord:
         """Save a PENDING attempt, its hosts file and its hooks on this machine. Return the record."""
-        record = new_record(plan, self.earlier, by=self.by)
+        record = new_record(plan, self.earlier, by=self.by, token=self.token)
         self.folder.keep_cluster(self.cluster)
         self.folder.save(record)
         hooks.keep(self.folder, self.options)

@@ -2,7 +2,6 @@
 
 import contextlib
 import re
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +14,7 @@ from ..ssh.many import ask_each, try_each
 from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from .planned_attempt import PlannedAttempt
+from .request import Request
 
 RESERVE = load_script(__file__, "reserve_attempt.sh")
 CANCEL = load_script(__file__, "cancel_reservation.sh")
@@ -29,16 +29,13 @@ NUMBER = re.compile(rb"^[1-9]\d{0,3}$", re.MULTILINE)
 class Reservation:
     """The reservation of an attempt that a command is about to start. It is never removed."""
 
-    run_id: str
-    attempt: int
+    request: Request
     connections: Sequence[HostConnection]  # to all hosts on which the attempt may start
     previous: PlannedAttempt | None = None  # the attempt that this one restarts
-    is_restart: bool = False  # of the attempt before it
-    is_own: bool = False  # made by or for this command, so that no other command starts the attempt
-    _token: str = ""  # identifies this command; "" if another process has reserved it for this one
+    is_own: bool = False  # whether no other command starts the attempt
 
     def take(self, console: Console) -> None:
-        """Reserve the attempt, unless it is reserved for this command.
+        """Reserve the attempt. Call this again after a wait, for hosts that were down before.
 
         The first host in the hosts' order that answers decides, because all commands for a run ask
         its hosts in the same order.
@@ -47,27 +44,24 @@ class Reservation:
         cancels this reservation.
         """
         self._raise_if_killed_without_mark()  # a killed start must leave its number to the next resume
-        if self.is_own:
-            return
-        self._token = secrets.token_hex(8)
-        arguments = self.run_id, str(self.attempt), self._token
+        run_id, attempt, token = self.request.run_id, self.request.attempt, self.request.token
         with console.step("reserving the attempt"):
             answers, failures = ask_each(
-                self.connections, lambda connection: connection.script(RESERVE, *arguments)
+                self.connections, lambda each: each.script(RESERVE, run_id, str(attempt), token)
             )
         if not answers:
             raise NodesFailed(failures)
         name, done = next(iter(answers.items()))
-        if done.code == REFUSED:
+        self.is_own = done.code != REFUSED
+        if not self.is_own:
             raise UsageError(
-                f"attempt {self.attempt} was already started by another command or machine",
-                f"run `ddpctl ps HOSTS` to see it; if it is not listed, run `ddpctl kill {self.run_id}`",
+                f"attempt {attempt} was already started by another command or machine",
+                f"run `ddpctl ps HOSTS` to see it; if it is not listed, run `ddpctl kill {run_id}`",
                 host=name,
             )
-        what = f"could not create ~/.ddpctl/runs/{self.run_id}"
+        what = f"could not create ~/.ddpctl/runs/{run_id}"
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
-        self.is_own = True
         self._raise_if_killed_without_mark()
 
     def cancel(self) -> None:
@@ -76,8 +70,10 @@ class Reservation:
         Gives up after a moment. Without the marks, only the record on this machine shows it.
         """
 
+        arguments = self.request.run_id, str(self.request.attempt), self.request.token
+
         def mark(connection: HostConnection) -> None:
-            connection.script(CANCEL, self.run_id, str(self.attempt), self._token)
+            connection.script(CANCEL, *arguments)
 
         with contextlib.suppress(TimeoutError):
             in_background(try_each, self.connections, mark).result(CANCEL_TIMEOUT)
@@ -86,14 +82,15 @@ class Reservation:
         """Raise RunKilled if `kill` has cancelled this attempt or the previous one."""
         with console.step("asking whether the run was killed"):
             # on all hosts, because `kill` may have reached only one that the run chose and lost
-            raise_if_cancelled(self.run_id, self.attempt, self.connections)
+            raise_if_cancelled(self.request.run_id, self.request.attempt, self.connections)
             self._raise_if_killed_without_mark()
 
     def _raise_if_killed_without_mark(self) -> None:
         """Raise RunKilled if `kill` has cancelled this attempt here, or the previous one."""
-        raise_if_cancelled_here(self.run_id, self.attempt)
-        if self.is_restart:
-            raise_if_cancelled_here(self.run_id, self.attempt - 1)
+        run_id, attempt = self.request.run_id, self.request.attempt
+        raise_if_cancelled_here(run_id, attempt)
+        if self.request.by == "restart":
+            raise_if_cancelled_here(run_id, attempt - 1)
         if self.previous:  # `kill` may have reached only its hosts
             plan = self.previous.plan
             raise_if_cancelled(plan.run_id, plan.attempt, self.previous.connections)

@@ -52,14 +52,7 @@ def run_attempt(
         EventHook(request.folder, request.options.on_event, console) as hook,
         TicketHolder(request, [*connections, *former], inherited) as tickets,
     ):
-        reservation = Reservation(
-            request.run_id,
-            request.attempt,
-            connections,
-            previous,
-            is_restart=request.by == "restart",
-            is_own=request.handed_over,
-        )
+        reservation = Reservation(request, connections, previous, is_own=request.handed_over)
         starter = Starter(connections, former, reservation, tickets, interrupts, hook, console)
         with failed_start_recorded(request, reservation, hook, console):
             require_writable(request.folder.path.parent)
@@ -132,7 +125,7 @@ class Starter:
                 each_node(planned.connections, lambda each: require_ended(planned.own_nodes(each)))
         # before the reservation, so that a restart leaves the attempt to a resume that prepares it here
         request.take_care()
-        self.reservation.take(self.console)  # unless an earlier try or the wait took it
+        self.reservation.take(self.console)
         return request.save_pending(planned.plan)
 
     def start(

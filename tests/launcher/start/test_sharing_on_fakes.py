@@ -727,9 +727,9 @@ def place_in_line(cluster: FakeCluster) -> Iterator[Tickets]:
     given = load(cluster.hosts_file)
     with connected(given.hosts) as connections:
         inputs = PlanInputs(gather(connections), ("i",))
-        plan = Request(given, LaunchOptions(), "later", since=9e9).plan(inputs)
-        Reservation(plan.run_id, 1, connections).take(Console(quiet=True))
-        place = Tickets(PlannedAttempt(plan, connections))
+        request = Request(given, LaunchOptions(), "later", since=9e9)
+        Reservation(request, connections).take(Console(quiet=True))
+        place = Tickets(PlannedAttempt(request.plan(inputs), connections))
         place.join()
         yield place
         place.close()
@@ -875,10 +875,36 @@ def test_of_two_commands_that_wait_for_any_hosts_only_one_gets_the_attempt(make:
     cluster = make("gpu0", "gpu1")
     cluster.launch("--detach")
     options = LaunchOptions(nodes=1, wait=0, detach=True)
-    attempt = Request(load(cluster.hosts_file), options, new_run_id("job"))
-    assert run_attempt(attempt, Interrupts(), Console()).exit is Exit.DONE
+    run_id, given = new_run_id("job"), load(cluster.hosts_file)
+    first, second = (Request(given, options, run_id) for _ in range(2))
+    assert run_attempt(first, Interrupts(), Console()).exit is Exit.DONE
     with pytest.raises(UsageError, match="attempt 1 was already started"):
-        run_attempt(attempt, Interrupts(), Console())
+        run_attempt(second, Interrupts(), Console())
+
+
+@pytest.mark.parametrize("flags", [(), ("--detach",)])
+def test_a_host_that_comes_back_while_the_run_waits_in_line_is_reserved_before_the_start(
+    make: Make, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    cluster = make("gpu0", "gpu1")
+    cluster.launch("--detach", "--include", "gpu1")
+    running, back = list(cluster.nodes), cluster.hosts["gpu0"]
+    back.reachable = False
+
+    def come_back() -> None:
+        back.reachable = True
+        cluster.nodes_end(0)
+        end_all(running)
+
+    if not flags:
+        once(lambda: cluster.tickets, come_back)
+    code, _, err = cluster.launch("--wait", "--nodes", "1", "--name", "late", *flags)
+    assert code == 0, err
+    if flags:
+        come_back()
+        assert run_recorder(cluster, cluster.recorders[-1], monkeypatch) == 0
+    [attempt] = back.home.glob(".ddpctl/runs/late-*/nodes/0/attempt-1")
+    assert attempt.parents[2].joinpath("reserved/1").is_symlink()
 
 
 def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:

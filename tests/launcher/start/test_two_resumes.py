@@ -9,7 +9,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,13 +21,13 @@ from local_machine import Machine
 from launcher.errors import HostUnreachable, NodesFailed, PreflightError, StateError, UsageError
 from launcher.follow import detach
 from launcher.follow.ctrl_c import Interrupts
-from launcher.hosts import Host
+from launcher.hosts import Cluster, Host
 from launcher.outcomes import Outcome, RunState
 from launcher.own_folders import locked
 from launcher.plan.launch_options import LaunchOptions
 from launcher.runs import attempt_lock
 from launcher.runs.run_folder import run_folder
-from launcher.ssh.host_connection import HostConnection
+from launcher.ssh.host_connection import HostConnection, connected
 from launcher.start import attach, start_nodes
 from launcher.start.request import Request
 from launcher.start.reservation import Reservation, newest_cancelled, raise_if_cancelled
@@ -43,6 +43,11 @@ raise ValueError("boom on purpose")
 """
 
 
+def reservation(attempt: int, connections: Sequence[HostConnection]) -> Reservation:
+    request = Request(Cluster((Host("local"),)), LaunchOptions(), "r1", attempt=attempt)
+    return Reservation(request, connections)
+
+
 def test_an_attempt_can_be_reserved_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +56,7 @@ def test_an_attempt_can_be_reserved_only_once(
     connection = HostConnection(host)
 
     def reserve(attempt: int) -> None:
-        Reservation("r1", attempt, [connection]).take(Console(quiet=True))
+        reservation(attempt, [connection]).take(Console(quiet=True))
 
     reserve(2)
     with pytest.raises(UsageError, match="attempt 2 was already started"):
@@ -69,13 +74,33 @@ def test_an_attempt_is_reserved_on_the_first_host_that_answers(
     lost, connection = HostConnection(Host("gpu0")), HostConnection(Host("local"))
     monkeypatch.setattr(lost, "script", no_answer)
     console = Console(quiet=True)
-    own = Reservation("r1", 2, [lost, connection])
+    own = reservation(2, [lost, connection])
     own.take(console)
     own.take(console)
     with pytest.raises(UsageError, match=r"^local: attempt 2 was already started"):
-        Reservation("r1", 2, [lost, connection]).take(console)
+        reservation(2, [lost, connection]).take(console)
     with pytest.raises(NodesFailed, match="gpu0: no answer"):
-        Reservation("r1", 2, [lost]).take(console)
+        reservation(2, [lost]).take(console)
+
+
+def test_an_attempt_is_lost_to_a_command_that_reserved_it_on_an_earlier_host_in_the_meantime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both of them may wait in line, and the first host was down when this one reserved the attempt."""
+    cluster = FakeCluster(tmp_path, monkeypatch, ["gpu0", "gpu1"])
+    cluster.hosts["gpu0"].reachable = False
+    console = Console(quiet=True)
+    with connected([Host("gpu0"), Host("gpu1")]) as connections:
+        first = reservation(2, connections)
+        first.take(console)
+        cluster.hosts["gpu0"].reachable = True
+        cluster.hosts["gpu1"].reachable = False
+        second = reservation(2, connections)
+        second.take(console)
+        cluster.hosts["gpu1"].reachable = True
+        with pytest.raises(UsageError, match=r"^gpu0: attempt 2 was already started"):
+            first.take(console)
+    assert second.is_own and not first.is_own
 
 
 @pytest.fixture
@@ -89,7 +114,7 @@ def cancelled_on_gpu0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostCo
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HOSTNAME_NOW", "gpu0")
     connection = HostConnection(Host("local"))
-    given_up = Reservation("r1", 2, [connection])
+    given_up = reservation(2, [connection])
     given_up.take(Console(quiet=True))
     given_up.cancel()
     assert newest_cancelled([connection], "r1", 9) == 2

@@ -1,6 +1,7 @@
 """The `ps` command: ask the hosts for their runs and GPUs, and print tables, once or repeatedly."""
 
 import contextlib
+import dataclasses
 import math
 import shutil
 import time
@@ -23,7 +24,7 @@ from ..terminal.host_errors import report_errors, unseen
 from ..terminal.table import table
 from ..text import counted, names
 from .ps_gpus import GPU_HEAD, document, folded, summary
-from .ps_runs import Connected, Listing, list_runs
+from .ps_runs import Connected, Listing, list_runs, recorded_runs
 
 RUN_HEAD = ["RUN", "STATE", "ATTEMPT", "NODES", "OWNER", "SINCE", "PROGRESS", "HOSTS"]
 NODE_HEAD = ["RUN", "ATTEMPT", "NODE", "HOST", "STATE", "EXIT", "OWNER", "SINCE"]
@@ -58,7 +59,7 @@ def show_runs(selection: Selection, console: Console, *, as_json: bool) -> Exit:
             }
         )
     else:
-        if not listing.runs and (words := nothing(listing, selection)):
+        if words := remark(listing, selection):
             console.say(words)
         columns = shutil.get_terminal_size().columns if console.on_terminal else math.inf
         if texts := tables(listing, selection, columns + 1):
@@ -107,10 +108,14 @@ def connected_to(clusters: Sequence[Cluster]) -> Iterator[Connected]:
 def finish_stops_and_list(
     clusters: Connected, selection: Selection, console: Console, *, slow: bool
 ) -> Listing:
-    """Finish stops that were not confirmed, then return the runs. slow: see `list_runs`."""
+    """Finish stops that were not confirmed, then return the runs. slow: see `list_runs`.
+
+    Includes runs that are only known from this machine's record.
+    """
     for _, connections in clusters:
         finish_pending_stops(connections, console)
-    return list_runs(clusters, finished=selection.finished, slow=slow)
+    listing = list_runs(clusters, finished=selection.finished, slow=slow)
+    return dataclasses.replace(listing, runs=[*listing.runs, *recorded_runs(listing, console)])
 
 
 def tables(listing: Listing, selection: Selection, columns: float = math.inf) -> list[str]:
@@ -127,8 +132,16 @@ def tables(listing: Listing, selection: Selection, columns: float = math.inf) ->
     return texts
 
 
-def nothing(listing: Listing, selection: Selection) -> str:
-    """Return the message that no run was found; "" if no host answered."""
+def remark(listing: Listing, selection: Selection) -> str:
+    """Return the message that no run was found, or that no host of a shown run answers; or ""."""
+    if unseen_runs := [run.run_id for run in listing.runs if run.recorded]:
+        they, rows = ("it", "row is") if len(unseen_runs) == 1 else ("they", "rows are")
+        return (
+            f"no host of {', '.join(unseen_runs)} answers, so {they} may still be running; "
+            f"the {rows} from this machine's record"
+        )
+    if listing.runs:
+        return ""
     if not listing.hosts:
         runs = "runs" if selection.finished else "live runs"
         return (
@@ -167,8 +180,7 @@ def watch_runs(selection: Selection, console: Console, interval: float) -> Exit:
         if listing is None:
             return ""
         parts = [str(NodesFailed(listing.failures))] if listing.failures else []
-        if not listing.runs:
-            parts.append(nothing(listing, selection))
+        parts.append(remark(listing, selection))
         return "\n\n".join(filter(None, [*parts, *tables(listing, selection, columns)]))
 
     def render(columns: int, rows: int) -> list[str]:

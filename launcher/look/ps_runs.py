@@ -1,6 +1,6 @@
 """List the runs on the hosts for `ps`, with their nodes, GPUs and progress."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -16,10 +16,13 @@ from ..logs.event_reader import parsed_event
 from ..outcomes import RunState, run_state
 from ..plan.plan import STORE, place_in, run_dir_in
 from ..runs.find import list_nodes
+from ..runs.record import parse_timestamp
 from ..runs.reported import agreed_attempt, ended_nodes
+from ..runs.run_folder import run_folders
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, one_per_account
 from ..supervisor.events import Usage
+from ..terminal.console import Console
 from ..text import names
 from .ps_gpus import GpuRow, joined, short_time
 
@@ -31,13 +34,14 @@ Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]
 class ListedRun:
     """The nodes of one run. waits_for: ids of the runs that get its GPUs first.
 
-    slow: why nodes hold up the run, by node rank. progress: None unless the run is live and writes metrics.
+    recorded: whether this is from this machine's record, because no host of the run answers. slow: why nodes hold up the run, by node rank. progress: None unless the run is live and writes metrics.
     """
 
     nodes: Sequence[NodeStatus]
     waits_for: Sequence[str]
     slow: Mapping[int, str] = field(default_factory=dict)
     progress: Progress | None = None
+    recorded: bool = False
 
     @property
     def run_id(self) -> str:
@@ -49,6 +53,8 @@ class ListedRun:
 
     @property
     def state(self) -> RunState:
+        if self.recorded:
+            return RunState.UNKNOWN
         return run_state([node.node_state for node in self.nodes], self.nodes[0].nnodes)
 
     def document(self) -> dict[str, Any]:
@@ -203,6 +209,31 @@ def _with_details(
     machines = [each for each in one_per_account(connections) if each.name in by_host]
     answers, failures = ask_each(machines, ask)
     return [status for answer in answers.values() for status in answer], failures
+
+
+def recorded_runs(listing: Listing, console: Console) -> Iterator[ListedRun]:
+    """Yield the live runs in this machine's records whose hosts were asked but did not answer."""
+    listed = {run.run_id for run in listing.runs}
+    for folder in run_folders() if listing.failures else ():
+        record = None if folder.is_settled() else folder.load_if_readable(console)
+        if record is None or record.state.is_final or record.run_id in listed:
+            continue
+        attempt = record.attempt
+        nodes = [
+            NodeStatus(
+                attempt.number,
+                node.node_rank,
+                node.host,
+                run_id=record.run_id,
+                name=record.name,
+                nnodes=len(attempt.nodes),
+                owner=record.owner,
+                started=parse_timestamp(attempt.started),
+            )
+            for node in attempt.nodes
+        ]
+        if nodes and all(node.host in listing.failures for node in nodes):
+            yield ListedRun(nodes, (), recorded=True)
 
 
 def runs_of(statuses: Collection[NodeStatus]) -> list[ListedRun]:

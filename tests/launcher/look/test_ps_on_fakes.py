@@ -51,6 +51,49 @@ def test_hosts_that_did_not_answer_are_named_first_and_nothing_is_claimed_about_
     assert code == 4 and only.startswith("ddpctl: error: gpu[0-2]: no answer")
 
 
+def test_a_recorded_live_run_is_shown_although_none_of_its_hosts_answers(
+    fake_cluster: Make,
+) -> None:
+    """Not to see a run does not mean that it has ended."""
+    cluster = fake_cluster("gpu0", "gpu1", "gpu2")
+    cluster.nodes_end(0)
+    assert cluster.launch("--include", "gpu1@gpu2")[0] == 0
+    for host in cluster:
+        host.on_start = lambda node: None
+    run_id = cluster.launch("--detach", "--include", "gpu1@gpu2")[1].strip()
+    cluster.hosts["gpu1"].reachable = cluster.hosts["gpu2"].reachable = False
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert code == 4
+    [row] = [line.split() for line in out.splitlines() if line.startswith("202")]
+    assert row[:2] == [run_id, "UNKNOWN"] and row[-1] == "gpu[1-2]", out
+    assert messages(err)[1] == (
+        f"ddpctl: no host of {run_id} answers, so it may still be running; "
+        "the row is from this machine's record"
+    )
+    _, out, _ = cluster.ddpctl("ps", cluster.hosts_file, "--per-node")
+    assert [line.split()[:5] for line in out.splitlines() if line.startswith("202")] == [
+        [run_id, "1", f"{rank}/2", f"gpu{rank + 1}", "unknown"] for rank in range(2)
+    ]
+    [run] = json.loads(cluster.ddpctl("ps", cluster.hosts_file, "--json")[1])["runs"]
+    assert (run["run_id"], run["state"], run["nnodes"]) == (run_id, "UNKNOWN", 2)
+    assert {(node["host"], node["state"]) for node in run["nodes"]} == {
+        ("gpu1", "unknown"),
+        ("gpu2", "unknown"),
+    }
+
+
+def test_a_run_that_was_recorded_as_live_is_not_shown_if_one_of_its_hosts_knows_better(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1")
+    assert cluster.launch("--detach")[0] == 0
+    for node in cluster.nodes:
+        node.end(0)
+    cluster.hosts["gpu1"].reachable = False
+    code, out, _ = cluster.ddpctl("ps", cluster.hosts_file)
+    assert (code, out) == (4, "")
+
+
 def test_odd_labels_are_skipped_and_the_other_runs_are_shown(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = cluster.launch("--detach")[1].strip()

@@ -34,7 +34,8 @@ Connected = Sequence[tuple[Cluster, Sequence[HostConnection]]]
 class ListedRun:
     """The nodes of one run. waits_for: ids of the runs that get its GPUs first.
 
-    recorded: whether this is from this machine's record, because no host of the run answers. slow: why nodes hold up the run, by node rank. progress: None unless the run is live and writes metrics.
+    slow: why nodes hold up the run, by node rank. progress: None unless the run is live and writes metrics.
+    recorded: whether this is from this machine's record, because no host of the run answered.
     """
 
     nodes: Sequence[NodeStatus]

@@ -8,7 +8,7 @@ from .options import flag
 def clean(
     hosts: str | None = options.HOSTS,
     host_list: str | None = options.HOST_LIST,
-    kill: bool = flag("--kill", "Stop live runs on the hosts first."),
+    kill: bool = flag("--kill", "Stop live and restarting runs on the hosts first."),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,
@@ -17,8 +17,9 @@ def clean(
     """Remove ~/.ddpctl and ddpctl's containers from the hosts. Lists them and asks first.
 
     This also deletes checkpoints, logs and pushed data on the hosts: use `ddpctl fetch` for what you
-    want to keep. Hosts of a live run are left alone. Images and this machine's own records of its runs
-    are kept. Without a terminal or with --json, nothing is removed unless you pass -y.
+    want to keep. Hosts of a run that is live, waits in line or is about to restart are left alone. Images
+    and this machine's own records of its runs are kept. Without a terminal or with --json, nothing is
+    removed unless you pass -y.
 
     \b
     ddpctl clean hosts.yaml

@@ -97,7 +97,7 @@ class Engine(ABC):
 
     @abstractmethod
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        """Return the nodes on this host that use anything below `folder`.
+        """Return the nodes on this host that use anything below `folder`, and all users' live tickets.
 
         An engine may add the tickets of launches that have died.
         """

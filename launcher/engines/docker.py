@@ -134,8 +134,7 @@ class Docker(Engine):
     def using(self, folder: str) -> Sequence[NodeStatus]:
         rows = self._containers(label=RUN_LABEL)
         below = (r for r in rows if any(p.startswith(f"{folder}/") for p in _mounted(r)))
-        expired = (ticket for ticket in self._tickets(RUN_LABEL) if ticket.expired)
-        return [*self._listed(below), *expired]
+        return [*self._listed(below), *self._tickets(RUN_LABEL)]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         flags = ["-i"] * stdin + ["-t"] * tty

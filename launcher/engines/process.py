@@ -111,7 +111,7 @@ class Processes(Engine):
         return not self._script("withdraw a claim", WITHDRAW, _claim(status)).stdout
 
     def using(self, folder: str) -> Sequence[NodeStatus]:
-        return [status for status in self.nodes() if status.handle.startswith(f"{folder}/")]
+        return [s for s in self.nodes() if s.waits or s.handle.startswith(f"{folder}/")]
 
     def exec(self, status: NodeStatus, command: Sequence[str], *, stdin: bool, tty: bool) -> Stream:
         arguments = status.handle, f"exec {shlex.join(command)}"

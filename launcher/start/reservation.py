@@ -93,7 +93,7 @@ class Reservation:
             raise_if_cancelled_here(run_id, attempt - 1)
         if self.previous:  # `kill` may have reached only its hosts
             plan = self.previous.plan
-            raise_if_cancelled(plan.run_id, plan.attempt, self.previous.connections)
+            raise_if_cancelled(plan.run_id, plan.attempt, self.previous.connections, has_run=True)
 
 
 def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: int) -> int:
@@ -112,16 +112,19 @@ def raise_if_cancelled_here(run_id: str, attempt: int) -> None:
         raise killed_before_start(run_id)
 
 
-def raise_if_cancelled(run_id: str, attempt: int, connections: Sequence[HostConnection]) -> None:
+def raise_if_cancelled(
+    run_id: str, attempt: int, connections: Sequence[HostConnection], *, has_run: bool = False
+) -> None:
     """Raise RunKilled if `kill` has cancelled the attempt on one of the hosts.
+
+    has_run: the attempt has run on all these hosts. If its folder is gone, `clean` has ended the run.
 
     Call this after the run's nodes or tickets are created, and before relying on them. `kill` marks
     the reservation first and then looks for nodes and tickets. So either `kill` sees them, or this
     call sees the mark.
     """
-    answers, _ = try_each(
-        connections, lambda connection: connection.script(CANCELLED, run_id, str(attempt)).code
-    )
+    words = run_id, str(attempt), "has-run" if has_run else ""
+    answers, _ = try_each(connections, lambda each: each.script(CANCELLED, *words).code)
     if REFUSED in answers.values():
         raise killed_before_start(run_id)
 

@@ -1,13 +1,13 @@
 """Remove all traces of ddpctl from the hosts: list, remove, list again.
 
 The traces are `~/.ddpctl` of the account in the hosts file, and containers with our label that
-mount a part of it. Hosts with a live run are left alone. Images in an engine stay, because other
-programs may use them. If several hosts share one ~/.ddpctl, only one of them cleans it, and only if
-no other host may have a live run in it.
+mount a part of it. Hosts with a run that is live or may start are left alone. Images in an engine
+stay, because other programs may use them. If several hosts share one ~/.ddpctl, only one of them
+cleans it, and only if no other host may have a live run in it.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,7 @@ class Traces:
 
     inventory: Inventory
     parts: Mapping[str, int]
-    nodes: Sequence[NodeStatus]  # those that use a part of the folder
+    nodes: Sequence[NodeStatus]  # those that use a part of the folder, and tickets
 
     @property
     def none(self) -> bool:
@@ -51,9 +51,9 @@ class Traces:
 
     @property
     def runs(self) -> set[str]:
-        """The ids of all runs that have files or nodes on the host."""
+        """The ids of this account's runs: those that have files or nodes on the host."""
         named = {part.split("/", 1)[1] for part in self.parts if part.startswith("runs/")}
-        return named | {status.run_id for status in self.nodes}
+        return named | {status.run_id for status in self.nodes if not status.waits}
 
     @property
     def live_runs(self) -> set[str]:
@@ -176,7 +176,9 @@ def look(
             # without the job's engine, the state of its runs is unknown
             if engine.traits.name == cluster.job.engine:
                 raise
-    return Traces(inventory, {name: measured.get(name, 0) for name in names}, nodes)
+    found = Traces(inventory, {name: measured.get(name, 0) for name in names}, nodes)
+    # other accounts' runs wait here too
+    return replace(found, nodes=[s for s in nodes if not s.waits or s.run_id in found.runs])
 
 
 def without_new_runs(

@@ -70,15 +70,18 @@ def just_before(
 
 
 def kill(cluster: FakeCluster, whence: str) -> None:
-    words, state = ["kill", RUN], os.environ["XDG_STATE_HOME"]
+    words = ["kill", RUN]
     if whence == "elsewhere":
         words += ["--hosts", cluster.hosts_file]
-        os.environ["XDG_STATE_HOME"] = str(cluster.folder / "elsewhere")
-    try:
-        code, _, err = cluster.ddpctl(*words)
-    finally:
-        os.environ["XDG_STATE_HOME"] = state
+    code, _, err = ddpctl_on(whence, cluster, *words)
     assert code == 0, err
+
+
+def ddpctl_on(whence: str, cluster: FakeCluster, *words: str) -> tuple[int, str, str]:
+    with pytest.MonkeyPatch.context() as machine:
+        if whence == "elsewhere":
+            machine.setenv("XDG_STATE_HOME", str(cluster.folder / "elsewhere"))
+        return cluster.ddpctl(*words)
 
 
 def left(cluster: FakeCluster) -> list[object]:
@@ -294,3 +297,35 @@ def test_a_kill_that_reaches_no_host_ends_the_restart_on_a_spare(
     assert code == 7 and f"run {RUN} was killed while it was restarting" in err, err
     assert (codes, cluster.record["state"]) == ([6], "CANCELLED")
     assert not cluster.hosts["spare0"].nodes
+
+
+@pytest.mark.parametrize(
+    ("flags", "whence"), [((), "here"), (("--kill",), "here"), (("--kill",), "elsewhere")]
+)
+def test_a_clean_of_a_run_that_is_about_to_restart_ends_the_run_or_leaves_it_alone(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], whence: str
+) -> None:
+    cluster = fake_cluster("gpu0", spares=["spare0"], max_restarts=1, nproc_per_node=1)
+    store, cleaned = cluster.hosts["gpu0"].home / ".ddpctl", []
+
+    def clean() -> None:
+        cleaned.append(ddpctl_on(whence, cluster, "clean", cluster.hosts_file, *flags, "-y"))
+        cleaned.append(store.exists())
+
+    def fail(node: FakeNode) -> None:
+        node.event("rank_exit", rank=0, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
+        node.end(1, reason={"kind": "rank", "message": "rank 0 was killed", "node_rank": 0})
+        cluster.nodes_end(0)
+
+    cluster.hosts["gpu0"].on_start = fail
+    monkeypatch.setattr(restart, "PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
+    just_before(monkeypatch, restart, "has_saved", clean)
+    code, _, err = cluster.launch()
+    (clean_code, _, told), still_there = cleaned
+    assert (clean_code, still_there) == (0, not flags), told
+    if flags:
+        assert code == 7 and f"run {RUN} was killed while it was restarting" in err, err
+        assert left(cluster) == []
+    else:
+        assert f"gpu0: not cleaned: {RUN} is running or about to start" in told
+        assert code == 0 and cluster.record["state"] == "SUCCEEDED", err

@@ -92,6 +92,24 @@ def test_a_launch_that_is_about_to_start_its_nodes_keeps_its_hosts(fake_cluster:
     assert cluster.nodes == []
 
 
+def test_a_run_that_waits_in_line_keeps_its_hosts(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster(gpus=2, master_port="auto")
+    first, second = (cluster.launch("--wait", "--detach")[1].strip() for _ in range(2))
+    assert cluster.ddpctl("kill", first)[0] == 0
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
+    assert code == 0 and f"gpu1: not cleaned: {second} is running or about to start" in err, err
+    reserved = [host.home / f".ddpctl/runs/{second}/reserved" for host in cluster]
+    assert len(cluster.tickets) == 2 and all(each.exists() for each in reserved)
+    for host in cluster:  # the hosts now have another account's home, with no files
+        host.home = host.home.with_name(f"{host.name}-other")
+        host.home.mkdir()
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "--kill", "-y")
+    assert code == 0 and "no traces of ddpctl" in err, err
+    assert len(cluster.tickets) == 2
+
+
 def while_asked(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:
     """Do `deed` while the user reads the list, before the answer "yes"."""
     monkeypatch.setattr("launcher.terminal.ask.can_ask", lambda: True)

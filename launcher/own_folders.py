@@ -136,7 +136,8 @@ def try_lock(path: Path) -> IO[str] | None:
             except BlockingIOError:
                 if is_locked(path):
                     return None
-                continue  # another process has only asked whether it is locked
+                time.sleep(LOOK_AGAIN)  # another process has only asked whether it is locked
+                continue
             except OSError as error:
                 raise state_error(error, "locked", path) from None
             opened.pop_all()

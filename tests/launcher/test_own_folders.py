@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TextIO
 
@@ -137,6 +138,26 @@ def test_who_asks_whether_a_lock_is_held_does_not_keep_it_from_being_taken(
     assert taken, "it gave up"
     with taken:
         assert try_lock(lock) is None
+
+
+def test_a_lock_about_which_one_cannot_ask_is_tried_again_only_after_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, flock = [], fcntl.flock
+
+    def held_without_answer(file: TextIO, how: int) -> None:
+        tries.append(how)
+        assert len(tries) < 9, "no pause"
+        error = errno.ENOLCK if how & fcntl.LOCK_SH else errno.EWOULDBLOCK
+        raise OSError(error, os.strerror(error))
+
+    def pause(_: float) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+
+    monkeypatch.setattr(fcntl, "flock", held_without_answer)
+    monkeypatch.setattr(time, "sleep", pause)
+    with try_lock(tmp_path / "lock") or pytest.fail("it gave up"):
+        assert len(tries) == 2
 
 
 def test_a_file_system_without_locks_is_one_line(

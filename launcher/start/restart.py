@@ -62,6 +62,9 @@ def restart_until_done(
             break
         try:
             again = restart(base, record, interrupts, console)
+        except UsageError as error:  # for example, another command is starting the attempt
+            console.error(f"not restarting: {error}")
+            break
         except RunKilled:
             newest = folder.load()
             if newest.attempt.number == record.attempt.number:  # a resume's attempt was not killed

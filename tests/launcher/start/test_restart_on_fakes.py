@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -25,6 +26,7 @@ from launcher.hosts import Cluster, Host
 from launcher.logs.query import LogFilter
 from launcher.look import logs
 from launcher.outcomes import Outcome, RunState
+from launcher.own_folders import locked
 from launcher.plan.launch_options import LaunchOptions
 from launcher.runs import newest_attempt
 from launcher.runs.attempt_lock import is_taken_care_of
@@ -943,6 +945,22 @@ def test_a_kill_and_a_resume_during_the_pause_before_a_restart_end_the_restart(
     code, _, err = cluster.launch()
     assert code == 1 and "not restarting: another command has resumed the run" in err, err
     assert_only_the_resumed_attempt_runs(cluster)
+
+
+def test_a_restart_leaves_the_attempt_to_a_resume_that_is_preparing_it(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = with_nodes_that(first_fails_then_runs, fake_cluster(max_restarts=1))
+    with contextlib.ExitStack() as resume:
+
+        def pause(_seconds: float) -> None:
+            resume.enter_context(locked(run_folder(cluster.record["run_id"]).attempt_lock(2)))
+
+        monkeypatch.setattr("launcher.start.restart.time", SimpleNamespace(sleep=pause))
+        code, _, err = cluster.launch()
+    assert code == 1, err
+    assert "not restarting: another command on this machine is starting attempt 2" in err
+    assert [each["state"] for each in cluster.record["attempts"]] == ["FAILED"]
 
 
 def test_a_kill_and_a_resume_while_a_restart_looks_for_hosts_leave_the_resumed_attempt_alone(

@@ -12,13 +12,14 @@ own, because the process that restarts the run keeps saving run.json, and could 
 """
 
 import contextlib
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 from ..errors import UsageError
-from ..own_folders import is_locked, make_folder, try_lock
+from ..own_folders import is_locked, make_folder, state_error, try_lock
 from .run_folder import RunFolder, UnreadableRecord, all_folders
 
 _held: dict[Path, IO[str]] = {}  # the locks that this process holds, by path
@@ -33,25 +34,29 @@ def take_care(folder: RunFolder, attempt: int) -> None:
     if path not in _held:
         make_folder(folder.path)
         if not (lock := try_lock(path)):
-            what = (
-                f"another command on this machine is starting attempt {attempt} of {folder.run_id}"
-            )
-            remedy = f"once it has started, follow it with `ddpctl attach {folder.run_id}`"
-            raise UsageError(what, remedy)
+            run_id = folder.run_id
+            what = f"another command on this machine is starting attempt {attempt} of {run_id}"
+            remedy = f"once it has started, follow it with `ddpctl attach {run_id}`, or cancel it "
+            raise UsageError(what, f"{remedy}with `ddpctl kill {run_id}`")
         _held[path] = lock
 
 
 def is_cancelled(folder: RunFolder, attempt: int) -> bool:
-    """Return whether `kill` has marked the attempt or removed this process's lock of it."""
+    """Return whether `kill` has marked the attempt or removed this process's lock of it.
+
+    Listing the folder makes an NFS client see a kill on another machine. Raises StateError if the
+    folder cannot be read.
+    """
     path = folder.attempt_lock(attempt)
-    if folder.kill_mark(attempt).exists():
-        return True
-    if not (lock := _held.get(path)):
-        return False
+    lock = _held.get(path)
     try:
-        return not os.path.samestat(os.fstat(lock.fileno()), path.stat())
-    except FileNotFoundError:
-        return True
+        if folder.kill_mark(attempt) in folder.path.iterdir():
+            return True
+        return bool(lock and not os.path.samestat(os.fstat(lock.fileno()), path.stat()))
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return lock is not None
+        raise state_error(error, "read", path) from None
 
 
 @contextlib.contextmanager

@@ -255,6 +255,7 @@ def test_while_a_resume_checks_and_pushes_a_second_one_is_refused(
     [(second, _, refusal)] = seconds
     assert second == 2, refusal
     assert f"another command on this machine is starting attempt 2 of {run_id}; " in refusal
+    assert f"cancel it with `ddpctl kill {run_id}`" in refusal
 
 
 def test_a_resume_that_loses_a_race_does_not_record_that_the_attempt_of_the_other_failed(

@@ -1,16 +1,17 @@
 """Start attempts: launch, resume, automatic restarts, attach.
 
 The stages of a launch (Starter.try_to_run in run_attempt.py): a Request (what the user wants) ->
-CheckedHosts (what the hosts answered) -> PushResult (what was sent to them) -> Plan (all that will
-happen) -> PlannedAttempt (the plan with its connections), whose nodes are created and started unless
+CheckedHosts (what the hosts answered) -> PushResult (what was sent to them) -> PlannedAttempt (the
+Plan, which is all that will happen, with its connections), whose nodes are created and started unless
 a rival comes first -> StartedRun, which launcher.follow follows to its Outcome. With --wait, a Refused
 attempt waits in line and tries again.
 
 Two marks on a host keep other runs from its GPUs. Both are objects of the host's engine, because
 every user has to see them. Both expire if the launch dies before it starts the nodes.
 - A created node is a claim to its GPUs from its creation until it ends (engines/claims.py).
-- A ticket keeps a run's turn while it has no node: while it waits in line, or before a restart. It
-  expires unless it is renewed (tickets.py, ticket_holder.py, waiting_line.py).
+- A ticket keeps a run's turn while it has no node. A process holds tickets while the run waits in
+  line (waiting_line.py), while it follows a run that may restart, and during the pause before a
+  restart (restart.py). They expire unless they are renewed (tickets.py).
 
 Two marks keep other commands for the same run from an attempt.
 - A reservation, on the hosts, is for commands on all machines: a link whose target names a command.

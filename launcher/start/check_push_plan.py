@@ -7,7 +7,6 @@ from ..errors import PreflightError, Several
 from ..facts.facts import Facts
 from ..facts.gather import gather
 from ..plan.build import PlanInputs
-from ..plan.plan import Plan
 from ..preflight.check import survey_all
 from ..preflight.findings import lines
 from ..push.push import NO_IMAGES, KnownImages, PushResult
@@ -16,6 +15,7 @@ from ..ssh.host_connection import HostConnection
 from ..terminal.console import Console
 from ..text import counted
 from .check_command import require_script
+from .planned_attempt import PlannedAttempt
 from .request import Request
 
 
@@ -96,8 +96,8 @@ def push(
     return pushed
 
 
-def make_plan(request: Request, hosts: CheckedHosts, pushed: PushResult) -> Plan:
-    """Return the plan of the attempt on these hosts."""
+def make_plan(request: Request, hosts: CheckedHosts, pushed: PushResult) -> PlannedAttempt:
+    """Plan the attempt on these hosts."""
     inputs = PlanInputs(
         facts=hosts.facts,
         images=pushed.images,
@@ -106,4 +106,4 @@ def make_plan(request: Request, hosts: CheckedHosts, pushed: PushResult) -> Plan
         image_digest=pushed.report.image_digest,
         unreached=hosts.unreached,
     )
-    return request.plan(inputs)
+    return request.planned(hosts.connections, inputs)

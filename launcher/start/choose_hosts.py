@@ -12,7 +12,7 @@ from ..ssh.host_connection import HostConnection
 from ..ssh.many import by_name, try_each
 from ..terminal.console import Console
 from ..text import counted, names
-from .planned_attempt import PlannedAttempt, Refused
+from .planned_attempt import Refused
 from .request import Request
 from .settle_with_rivals import free_hosts, list_claims
 
@@ -42,8 +42,8 @@ def choose_hosts(
             "run `ddpctl check` to see what is wrong",
         )
     # a plan for all of them, only to know each one's GPUs and address; no node comes of it
-    plan = request.on(able).plan(PlanInputs(tuple(facts[connection] for connection in able)))
-    planned = PlannedAttempt(plan, able)
+    inputs = PlanInputs(tuple(facts[connection] for connection in able))
+    planned = request.planned(able, inputs)
     free, reasons = free_hosts(planned, list_claims(planned))
     if len(free) < count:
         return Refused(planned, reasons)

@@ -21,6 +21,7 @@ from ..runs.record import RunRecord, new_record
 from ..runs.run_folder import RunFolder, run_folder
 from ..ssh.host_connection import HostConnection
 from ..ssh.local import account_name
+from .planned_attempt import PlannedAttempt
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,10 @@ class Request:
         if before and plan.world_size and plan.world_size != before:
             notes += (f"WORLD_SIZE {before} -> {plan.world_size}",)
         return dataclasses.replace(plan, notes=notes)
+
+    def planned(self, connections: Sequence[HostConnection], inputs: PlanInputs) -> PlannedAttempt:
+        """Plan the attempt on these of its hosts. inputs: theirs, in the same order."""
+        return PlannedAttempt(self.on(connections).plan(inputs), connections)
 
     def take_care(self, *, to_wait: bool = False) -> None:
         """Lock the attempt for this process; see `attempt_lock.take_care`.

@@ -25,7 +25,6 @@ from ..ssh.script_files import load_script
 from ..supervisor.restart_rule import PAUSES_BY_LAUNCHER, without_progress
 from ..terminal.console import Console
 from ..text import duration
-from .planned_attempt import PlannedAttempt
 from .replace_hosts import (
     NextHosts,
     Problems,
@@ -208,31 +207,26 @@ def turn_kept_for_restart(
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_until_restart(base))):
-                stack.enter_context(tickets.abandoned_if_run_goes_on(folder, console))
+                stack.enter_context(tickets.held_for_restart(tickets.planned, console))
         yield
 
 
 @contextlib.contextmanager
 def tickets_until_restart(base: Request) -> Iterator[Tickets | None]:
-    """Context manager: hold tickets on the hosts of the newest attempt, and close them at the end.
+    """Context manager: hold tickets on the hosts of the newest attempt, and remove them at the end.
 
     Yields the tickets, or None if no host answers. Raises RunKilled if the run was killed.
     """
     pending = base.earlier.pending_stop if base.earlier else []
     with connected([h for h in base.cluster.hosts if h.name not in pending]) as connections:
         facts, _ = try_each(connections, gather_one)
-        tickets: Tickets | None = None
-        with contextlib.suppress(NodesFailed, HostsFileError):
-            if facts:  # a plan only for the tickets' labels; no node comes of it
-                inputs = PlanInputs(tuple(facts.values()))
-                plan = base.on([*facts]).plan(inputs)
-                tickets = Tickets(PlannedAttempt(plan, [*facts]))
-                tickets.join()
-        try:
-            yield tickets
-        finally:
-            if tickets:
-                tickets.close()
+        with Tickets(base, [*facts]) as tickets:
+            planned = None
+            with contextlib.suppress(NodesFailed, HostsFileError):
+                if facts:  # a plan only for the tickets' labels; no node comes of it
+                    planned = base.planned([*facts], PlanInputs(tuple(facts.values())))
+                    tickets.hold(planned)
+            yield tickets if planned else None
 
 
 def has_saved(folder: RunFolder, record: RunRecord, console: Console) -> bool:

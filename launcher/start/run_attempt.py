@@ -30,7 +30,6 @@ from .request import Request
 from .reservation import Reservation
 from .settle_with_rivals import settle_with_rivals
 from .start_nodes import create_nodes, remove_nodes, require_ended, start_nodes
-from .ticket_holder import TicketHolder
 from .tickets import Tickets
 from .waiting_line import in_line, wait_for_turn
 
@@ -50,7 +49,7 @@ def run_attempt(
         connected(request.cluster.hosts) as connections,
         connected(request.former) as former,
         EventHook(request.folder, request.options.on_event, console) as hook,
-        TicketHolder(request, [*connections, *former], inherited) as tickets,
+        Tickets(request, [*connections, *former], inherited) as tickets,
     ):
         reservation = Reservation(request, connections, previous, is_own=request.handed_over)
         starter = Starter(connections, former, reservation, tickets, interrupts, hook, console)
@@ -74,7 +73,7 @@ class Starter:
     connections: Sequence[HostConnection]
     former: Sequence[HostConnection]  # the run's earlier hosts, which may have its checkpoints
     reservation: Reservation
-    tickets: TicketHolder
+    tickets: Tickets
     interrupts: Interrupts
     hook: EventHook
     console: Console
@@ -94,12 +93,11 @@ class Starter:
         with connected(to_prepare) as spares:
             checked = check(narrowed, chosen, spares, console)
             pushed = push(narrowed, checked, spares, console)
-        plan = make_plan(narrowed, checked, pushed)
-        planned = PlannedAttempt(plan, chosen)
+        planned = make_plan(narrowed, checked, pushed)
         record = self.reserve(narrowed, planned)
         if request.earlier:
-            report_changes(request.earlier, plan, console)
-            distribute_checkpoint(chosen, self.former, request.earlier, plan, console)
+            report_changes(request.earlier, planned.plan, console)
+            distribute_checkpoint(chosen, self.former, request.earlier, planned.plan, console)
         # until `follow` handles signals, so that nothing is left half done
         with self.interrupts.held():
             if reasons := self.start(narrowed, planned, record):
@@ -112,7 +110,7 @@ class Starter:
                 return detach.detach(request.folder, RunState.RUNNING, console)
             skews = [facts.clock_skew for facts in checked.facts]
             started = StartedRun(planned.handle, request.folder, record, skews)
-            with self.tickets.kept_for_restart(planned, console):
+            with self.tickets.held_for_restart(planned, console):
                 return follow(started, self.hook, self.interrupts, console)
 
     def reserve(self, request: Request, planned: PlannedAttempt) -> RunRecord:

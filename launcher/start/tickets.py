@@ -1,99 +1,116 @@
-"""A run's tickets on its hosts, which keep its place in line for GPUs.
+"""A run's tickets on its hosts, which keep its turn for GPUs while it has no node there.
 
 A ticket holds back later launches, and `ps` shows it. It expires unless it is renewed, so a launch
 that has died does not hold back others for long. `kill` removes the tickets and cancels the run's
 reservation.
 """
 
+from __future__ import annotations
+
 import contextlib
 import secrets
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 
 from ..engines.choose import engines_on
 from ..engines.status import LEASE, NodeStatus
 from ..errors import NodesFailed, RunKilled
-from ..runs.run_folder import RunFolder
-from ..ssh.background import LONGEST_WAIT
+from ..ssh.background import LONGEST_WAIT, in_background
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, try_each
 from ..terminal.console import Console
 from .planned_attempt import PlannedAttempt
+from .request import Request
 from .reservation import raise_if_cancelled
 from .settle_with_rivals import Claims, list_claims
 
 RENEW = LEASE / 3  # the age in seconds at which a ticket is renewed
 KEEP = LEASE / 6  # seconds between renewals in the background
+REMOVE_TIMEOUT = 2.0  # seconds to remove the tickets after Ctrl-C; one that is left expires
 
 
-class Tickets:
-    """One run's tickets on the hosts that it may use."""
+class Tickets(AbstractContextManager["Tickets"]):
+    """The tickets that this process holds for a run: while the run waits in line or may restart.
 
-    def __init__(self, planned: PlannedAttempt) -> None:
-        """planned: the attempt that the tickets are for; it determines their hosts and labels."""
-        self.planned = planned
+    The end of a `with` block removes them, unless `leave` has left them to another process.
+    """
+
+    planned: PlannedAttempt  # set by `hold`: the attempt that the tickets are for
+
+    def __init__(
+        self, request: Request, hosts: Sequence[HostConnection], earlier: Tickets | None = None
+    ) -> None:
+        """hosts: all that may have tickets of the run. earlier: held until this attempt has started."""
+        self.request, self.hosts, self.earlier = request, hosts, earlier
         self._lock = threading.Lock()
-        self._closed = threading.Event()
         self._killed = threading.Event()
-        self._keeper: threading.Thread | None = None
+        self._released = threading.Event()  # set while this process holds no tickets
+        self._released.set()
 
-    def join(self) -> None:
-        """Take a place in line, and keep it until `close`. Does nothing if the run has one already.
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        if not self._released.is_set() or (error and self.request.handed_over):
+            removing = in_background(self._remove)
+            with contextlib.suppress(TimeoutError):
+                removing.result(REMOVE_TIMEOUT if isinstance(error, KeyboardInterrupt) else None)
+
+    def hold(self, planned: PlannedAttempt) -> None:
+        """Put tickets on the attempt's hosts and renew them, unless this process holds some already.
 
         Raises NodesFailed if no host takes a ticket, and RunKilled if the run was killed.
         """
-        if self._keeper:
+        if not self._released.is_set():
             return
-        put, failures = ask_each(self.planned.connections, self._put)
+        self.planned = planned
+        put, failures = ask_each(planned.connections, self._put)
         if not put:
             raise NodesFailed(failures)
-        self._keeper = threading.Thread(target=self._keep, daemon=True, name="tickets")
-        self._keeper.start()
+        self._released = threading.Event()
+        threading.Thread(target=self._keep, args=[self._released], daemon=True).start()
         try:
-            self._raise_if_killed(self.planned.connections)
+            self._raise_if_killed(planned.connections)
         except RunKilled:
-            self.close()
+            self._remove()
             raise
 
-    def close(self) -> None:
-        """Remove the run's tickets, unless they were abandoned."""
-        if not self._closed.is_set():
-            self._closed.set()
-            with self._lock:
-                # also those of an earlier process or attempt, whose node ranks may differ
-                self._remove()
-
-    def abandon(self) -> None:
-        """Leave the tickets to another process or to the restart, which will renew them in time."""
-        self._closed.set()
-
     @contextlib.contextmanager
-    def abandoned_if_run_goes_on(self, folder: RunFolder, console: Console) -> Iterator[None]:
-        """Context manager: at the end of the block, abandon the tickets if the run lives or restarts."""
+    def held_for_restart(self, planned: PlannedAttempt, console: Console) -> Iterator[None]:
+        """Context manager: if the job allows restarts, hold tickets in the block.
+
+        If the run is alive or will restart at the end of the block, leave them to whoever continues it.
+        """
+        most = planned.plan.job.max_restarts
+        if most:
+            with contextlib.suppress(NodesFailed, RunKilled):
+                self.hold(planned)
         try:
             yield
         finally:
-            record = folder.load_if_readable(console)
-            if record and record.goes_on(self.planned.plan.job.max_restarts):
-                self.abandon()
+            record = self.request.folder.load_if_readable(console) if most else None
+            if record and record.goes_on(most):
+                self.leave()
 
-    def _keep(self) -> None:
-        """Renew the tickets while the launch is busy with other work."""
-        while not self._closed.wait(KEEP):
-            try:
-                self.renew()
-            except RunKilled:
-                self._remove()
-                self._killed.set()
-                return
+    def leave(self) -> None:
+        """Leave the tickets to another process or to the restart, which will renew them in time."""
+        self._released.set()
+        if self.earlier:
+            self.earlier.leave()
+
+    def remove_all(self) -> None:
+        """Remove all tickets of the run, because the attempt has started."""
+        if self.earlier:
+            self.earlier.remove_all()
+        # also those that another process or an earlier attempt has left
+        if not self._released.is_set() or self.request.handed_over or self.request.by == "restart":
+            self._remove()
 
     def sleep(self, seconds: float) -> None:
         """Sleep. Raises RunKilled as soon as a renewal has found that the run was killed."""
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self._killed.wait(min(left, LONGEST_WAIT)):
-                run_id = self.planned.plan.run_id
+                run_id = self.request.run_id
                 raise RunKilled(f"run {run_id} was killed while it was waiting for its hosts")
 
     def renew(self) -> Claims:
@@ -109,20 +126,26 @@ class Tickets:
                 for connection in own
                 if all(ticket.age > RENEW for ticket in own[connection])
             ]
-            if due and not self._closed.is_set():
+            if due and not self._released.is_set():
                 try_each(due, lambda connection: self._replace(connection, own[connection]))
                 self._raise_if_killed(due)
             return listed, failures
 
-    def _raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
-        raise_if_cancelled(self.planned.plan.run_id, self.planned.plan.attempt, connections)
+    def _keep(self, released: threading.Event) -> None:
+        """Renew the tickets while this process is busy with other work."""
+        while not released.wait(KEEP):
+            try:
+                self.renew()
+            except RunKilled:
+                self._remove_from_hosts()
+                self._killed.set()
+                return
 
-    def _remove(self) -> None:
-        plan = self.planned.plan
-        remove_tickets(self.planned.connections, plan.engine.name, plan.run_id)
+    def _raise_if_killed(self, connections: Sequence[HostConnection]) -> None:
+        raise_if_cancelled(self.request.run_id, self.request.attempt, connections)
 
     def _own(self, connection: HostConnection, listed: Sequence[NodeStatus]) -> list[NodeStatus]:
-        mine = (self.planned.plan.run_id, self.planned.node_plans[connection].node_rank)
+        mine = (self.request.run_id, self.planned.node_plans[connection].node_rank)
         return [s for s in listed if s.is_ticket and (s.run_id, s.node_rank) == mine]
 
     def _put(self, connection: HostConnection) -> None:
@@ -135,14 +158,20 @@ class Tickets:
         for ticket in own:
             self.planned.engine(connection).withdraw(ticket)
 
+    def _remove(self) -> None:
+        """Stop renewing the tickets, and remove the run's tickets from all hosts."""
+        self._released.set()
+        with self._lock:
+            self._remove_from_hosts()
 
-def remove_tickets(connections: Sequence[HostConnection], engine_name: str, run_id: str) -> None:
-    """Remove the run's tickets from these hosts. On a host that does not answer, they expire."""
+    def _remove_from_hosts(self) -> None:
+        """Remove every ticket of the run. On a host that does not answer, they expire."""
+        run_id, engine_name = self.request.run_id, self.request.cluster.job.engine
 
-    def remove(connection: HostConnection) -> None:
-        for engine in engines_on(connection, engine_name):
-            for status in engine.claims():
-                if status.is_ticket and status.run_id == run_id:
-                    engine.withdraw(status)
+        def remove(connection: HostConnection) -> None:
+            for engine in engines_on(connection, engine_name):
+                for status in engine.claims():
+                    if status.is_ticket and status.run_id == run_id:
+                        engine.withdraw(status)
 
-    try_each(connections, remove)
+        try_each(self.hosts, remove)

@@ -14,7 +14,6 @@ from ..terminal.console import Console
 from .planned_attempt import Refused
 from .request import Request
 from .settle_with_rivals import free_hosts
-from .ticket_holder import TicketHolder
 from .tickets import Tickets
 
 POLL = 5.0  # seconds between checks of the hosts
@@ -37,7 +36,7 @@ def in_line(request: Request, refused: Refused) -> Request:
 def wait_for_turn(
     request: Request,
     refused: Refused,
-    holder: TicketHolder,
+    tickets: Tickets,
     interrupts: Interrupts,
     console: Console,
 ) -> Outcome | None:
@@ -51,7 +50,7 @@ def wait_for_turn(
         time.sleep(POLL)
         return None
     save_waiting(request, refused, console)
-    tickets = holder.wait_with(refused.planned)
+    tickets.hold(refused.planned)
     # once a recorder has taken over the run, a signal must not record the run as cancelled
     with interrupts.held():
         if request.options.detach:
@@ -67,7 +66,7 @@ def wait_for_turn(
             again = f"ddpctl attach {request.run_id}"
             console.say(f"the run stays in line; follow it with `{again}`")
             outcome = Outcome(RunState.WAITING, interrupted=number != signal.SIGQUIT)
-        holder.hand_over()
+        tickets.leave()
         interrupts.forget()
         return outcome
 

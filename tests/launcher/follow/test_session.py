@@ -25,7 +25,7 @@ from launcher.own_folders import locked
 from launcher.runs import sync_logs
 from launcher.runs.run_folder import run_folder
 from launcher.ssh.host_connection import HostConnection
-from launcher.start.ticket_holder import TicketHolder
+from launcher.start.tickets import Tickets
 from launcher.stop.inventory import RunProcess
 from launcher.terminal.console import Console
 
@@ -160,19 +160,19 @@ def test_attach_beside_a_launch_that_has_just_started_the_run_leaves_the_run_to_
 ) -> None:
     cluster = fake_cluster("gpu0")
     codes = []
-    remove_all = TicketHolder.remove_all
+    remove_all = Tickets.remove_all
 
     def press_ctrl_c() -> None:
         until(lambda: cluster.hosts["gpu0"].count("wait") > 0, 20)  # attach follows the node
         os.kill(os.getpid(), signal.SIGINT)
 
-    def attach_now(tickets: TicketHolder) -> None:
+    def attach_now(tickets: Tickets) -> None:
         threading.Thread(target=press_ctrl_c).start()
         codes.append(cluster.ddpctl("attach")[0])
         cluster.nodes[0].end(0)
         remove_all(tickets)
 
-    monkeypatch.setattr(TicketHolder, "remove_all", attach_now)
+    monkeypatch.setattr(Tickets, "remove_all", attach_now)
     codes.append(cluster.launch()[0])
     assert (codes, cluster.recorders) == ([130, 0], [])
 

@@ -24,7 +24,6 @@ from launcher.start import (
     restart,
     run_attempt,
     start_nodes,
-    ticket_holder,
     waiting_line,
 )
 from launcher.start.planned_attempt import PlannedAttempt
@@ -167,7 +166,7 @@ def test_a_resume_is_killed_too_and_the_next_one_starts(
         (run_attempt, "create_nodes"),
         (run_attempt, "start_nodes"),
         (run_attempt.Starter, "record_start"),
-        (ticket_holder.TicketHolder, "kept_for_restart"),
+        (Tickets, "held_for_restart"),
     ],
 )
 def test_a_signal_during_the_start_stops_the_run_as_soon_as_it_is_followed(
@@ -189,7 +188,7 @@ def test_a_run_that_is_killed_just_before_it_joins_the_line_leaves_no_ticket(
     monkeypatch.setattr(launch, "new_run_id", lambda name: "20261125-030000-first")
     assert cluster.launch("--detach")[0] == 0
     monkeypatch.setattr(launch, "new_run_id", lambda name: RUN)
-    just_before(monkeypatch, Tickets, "join", lambda: kill(cluster, "here"))
+    just_before(monkeypatch, Tickets, "hold", lambda: kill(cluster, "here"))
     code, _, err = cluster.launch("--wait", "--detach")
     assert code == 7, err
     assert cluster.tickets == [] and cluster.recorders == ["20261125-030000-first"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes import FakeCluster, FakeNode
@@ -14,10 +15,8 @@ from fakes import FakeCluster, FakeNode
 from launcher.errors import StateError
 from launcher.follow.node_watcher import NodeWatcher
 from launcher.outcomes import RunState
-from launcher.plan.plan import Plan
 from launcher.runs import run_folder
 from launcher.runs.attempt_lock import is_taken_care_of
-from launcher.ssh.host_connection import HostConnection
 from launcher.start import run_attempt
 from launcher.start.planned_attempt import PlannedAttempt
 from launcher.start.run_attempt import where_time_went
@@ -244,11 +243,13 @@ def test_a_dataset_that_is_removed_during_a_launch_stops_it_instead_of_leaving_a
     datasets = cluster.hosts["gpu0"].home / ".ddpctl" / "datasets"
     assert cluster.ddpctl("push", cluster.hosts_file, "--dataset")[0] == 0
 
-    def pruned_elsewhere(plan: Plan, connections: Sequence[HostConnection]) -> PlannedAttempt:
-        shutil.rmtree(datasets)
-        return PlannedAttempt(plan, connections)
+    make_plan = run_attempt.make_plan
 
-    monkeypatch.setattr(run_attempt, "PlannedAttempt", pruned_elsewhere)
+    def pruned_elsewhere(*args: Any) -> PlannedAttempt:
+        shutil.rmtree(datasets)
+        return make_plan(*args)
+
+    monkeypatch.setattr(run_attempt, "make_plan", pruned_elsewhere)
     code, _, err = cluster.launch()
     assert code == 1 and "removed the pushed code or dataset" in err
     assert not datasets.exists() and cluster.nodes == []

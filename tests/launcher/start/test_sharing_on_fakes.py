@@ -729,10 +729,9 @@ def place_in_line(cluster: FakeCluster) -> Iterator[Tickets]:
         inputs = PlanInputs(gather(connections), ("i",))
         request = Request(given, LaunchOptions(), "later", since=9e9)
         Reservation(request, connections).take(Console(quiet=True))
-        place = Tickets(PlannedAttempt(request.plan(inputs), connections))
-        place.join()
-        yield place
-        place.close()
+        with Tickets(request, connections) as place:
+            place.hold(request.planned(connections, inputs))
+            yield place
 
 
 def test_a_kill_during_a_long_push_is_not_forgotten(make: Make) -> None:

@@ -24,13 +24,9 @@ class PlannedAttempt:
     def node_plans(self) -> Mapping[HostConnection, NodePlan]:
         return dict(zip(self.connections, self.plan.nodes, strict=True))
 
-    @cached_property
-    def resources(self) -> Mapping[HostConnection, frozenset[str]]:
-        """What no other run may use on each host: its GPUs and, on node 0, the master port."""
-        return {
-            connection: self.plan.resources(node_plan)
-            for connection, node_plan in self.node_plans.items()
-        }
+    def resources(self, connection: HostConnection) -> frozenset[str]:
+        """Return what no other run may use on the host: its GPUs and, on node 0, the master port."""
+        return self.plan.resources(self.node_plans[connection])
 
     @cached_property
     def handle(self) -> AttemptHandle:

@@ -25,15 +25,15 @@ def settle_with_rivals(
     Call this after the nodes are created, and before they start. Removes what dead launches left on
     the hosts. After LEASE, undecided rivals count as ahead, because our own nodes have expired too.
     """
-    plan, resources = planned.plan, planned.resources
-    sharing = [connection for connection in resources if resources[connection]]
+    plan = planned.plan
+    sharing = [connection for connection in planned.connections if planned.resources(connection)]
     deadline = time.monotonic() + LEASE
 
     def rivals_after_cleanup(connection: HostConnection) -> list[NodeStatus]:
         """Remove what dead launches left on the host. Return the remaining rivals."""
         listed = []
         for engine in engines_on(connection, plan.engine.name):
-            for rival in rivals(plan.run_id, resources[connection], engine.claims()):
+            for rival in rivals(plan.run_id, planned.resources(connection), engine.claims()):
                 if not rival.expired:
                     listed.append(rival)
                 elif not engine.withdraw(rival):
@@ -49,7 +49,7 @@ def settle_with_rivals(
                 error
                 for connection, here in rivals_there.items()
                 for error in errors_ahead(
-                    planned, connection, resources[connection], here, or_undecided=late
+                    planned, connection, planned.resources(connection), here, or_undecided=late
                 )
             ]
             if reasons:
@@ -77,7 +77,7 @@ def free_hosts(
     port = {f"port {plan.master_port}"} if plan.job.master_port == "auto" else set()
     free, reasons = [], []
     for connection, here in listed.items():
-        needed = planned.resources[connection] - port
+        needed = planned.resources(connection) - port
         rivals_here = rivals(plan.run_id, needed, here)
         ahead = errors_ahead(planned, connection, needed, rivals_here, or_undecided=True)
         reasons += ahead

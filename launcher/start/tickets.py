@@ -62,11 +62,12 @@ class Tickets(AbstractContextManager["Tickets"]):
         """
         if not self._released.is_set():
             return
-        self.planned = planned
+        # first, so that after Ctrl-C the end of the `with` block removes what has been put
+        self.planned, self._released = planned, threading.Event()
         put, failures = ask_each(planned.connections, self._put)
         if not put:
+            self._released.set()
             raise NodesFailed(failures)
-        self._released = threading.Event()
         threading.Thread(target=self._keep, args=[self._released], daemon=True).start()
         try:
             self._raise_if_killed(planned.connections)

@@ -273,6 +273,27 @@ def test_ctrl_c_ends_a_wait_although_an_engine_hangs(
     ended.set()
 
 
+def test_ctrl_c_while_a_run_takes_its_place_in_line_leaves_no_ticket(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, put = make("gpu0", "gpu1"), threading.Event()
+    cluster.launch("--detach")
+    create = FakeDocker.create_volume
+
+    def press_ctrl_c(engine: FakeDocker, name: str, labels: Any) -> None:
+        if engine.name == "gpu1":
+            assert put.wait(10)
+            os.kill(os.getpid(), signal.SIGINT)
+            raise PreflightError("the disk is full", host="gpu1")
+        create(engine, name, labels)
+        put.set()
+
+    monkeypatch.setattr(FakeDocker, "create_volume", press_ctrl_c)
+    code, _, err = cluster.launch("--wait")
+    assert code == 130 and put.is_set(), err
+    assert cluster.tickets == []
+
+
 def test_a_wait_that_ctrl_c_ends_is_recorded_before_another_process_may_wait_for_the_run(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:

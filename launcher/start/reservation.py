@@ -43,7 +43,7 @@ class Reservation:
         if `kill` has cancelled the previous attempt or, on this machine, this one. A later `kill`
         cancels this reservation.
         """
-        self._raise_if_killed_without_mark()  # a killed start must leave its number to the next resume
+        self._raise_if_killed_earlier()  # a killed start must leave its number to the next resume
         run_id, attempt, token = self.request.run_id, self.request.attempt, self.request.token
         with console.step("reserving the attempt"):
             answers, failures = ask_each(
@@ -62,18 +62,17 @@ class Reservation:
         what = f"could not create ~/.ddpctl/runs/{run_id}"
         remedy = "check the free space (`df -h`) and the permissions of ~/.ddpctl on that host"
         done.expect(what, remedy, name)
-        self._raise_if_killed_without_mark()
+        self._raise_if_killed_earlier()
 
     def cancel(self) -> None:
         """Mark the attempt as one that did not start, so that a resume on any machine skips it.
 
         Gives up after a moment. Without the marks, only the record on this machine shows it.
         """
-
-        arguments = self.request.run_id, str(self.request.attempt), self.request.token
+        request = self.request
 
         def mark(connection: HostConnection) -> None:
-            connection.script(CANCEL, *arguments)
+            connection.script(CANCEL, request.run_id, str(request.attempt), request.token)
 
         with contextlib.suppress(TimeoutError):
             in_background(try_each, self.connections, mark).result(CANCEL_TIMEOUT)
@@ -83,10 +82,13 @@ class Reservation:
         with console.step("asking whether the run was killed"):
             # on all hosts, because `kill` may have reached only one that the run chose and lost
             raise_if_cancelled(self.request.run_id, self.request.attempt, self.connections)
-            self._raise_if_killed_without_mark()
+            self._raise_if_killed_earlier()
 
-    def _raise_if_killed_without_mark(self) -> None:
-        """Raise RunKilled if `kill` has cancelled this attempt here, or the previous one."""
+    def _raise_if_killed_earlier(self) -> None:
+        """Raise RunKilled if `kill` has cancelled this attempt here, or the previous one.
+
+        Neither leaves a mark on this reservation.
+        """
         run_id, attempt = self.request.run_id, self.request.attempt
         raise_if_cancelled_here(run_id, attempt)
         if self.request.by == "restart":

@@ -40,10 +40,13 @@ class Tickets(AbstractContextManager["Tickets"]):
     planned: PlannedAttempt  # set by `hold`: the attempt that the tickets are for
 
     def __init__(
-        self, request: Request, hosts: Sequence[HostConnection], earlier: Tickets | None = None
+        self, request: Request, hosts: Sequence[HostConnection], inherited: Tickets | None = None
     ) -> None:
-        """hosts: all that may have tickets of the run. earlier: held until this attempt has started."""
-        self.request, self.hosts, self.earlier = request, hosts, earlier
+        """hosts: all that may have tickets of the run.
+
+        inherited: those of the attempt that this one restarts; held until this one has started.
+        """
+        self.request, self.hosts, self.inherited = request, hosts, inherited
         self._lock = threading.Lock()
         self._killed = threading.Event()
         self._released = threading.Event()  # set while this process holds no tickets
@@ -95,13 +98,13 @@ class Tickets(AbstractContextManager["Tickets"]):
     def leave(self) -> None:
         """Leave the tickets to another process or to the restart, which will renew them in time."""
         self._released.set()
-        if self.earlier:
-            self.earlier.leave()
+        if self.inherited:
+            self.inherited.leave()
 
     def remove_all(self) -> None:
         """Remove all tickets of the run, because the attempt has started."""
-        if self.earlier:
-            self.earlier.remove_all()
+        if self.inherited:
+            self.inherited.remove_all()
         # also those that another process or an earlier attempt has left
         if not self._released.is_set() or self.request.handed_over or self.request.by == "restart":
             self._remove()

@@ -119,7 +119,8 @@ def raise_if_cancelled(
 ) -> None:
     """Raise RunKilled if `kill` has cancelled the attempt on one of the hosts.
 
-    has_run: the attempt has run on all these hosts. If its folder is gone, `clean` has ended the run.
+    has_run: the attempt has run on all these hosts. If the run's folder is gone there, `clean` has
+    ended the run.
 
     Call this after the run's nodes or tickets are created, and before relying on them. `kill` marks
     the reservation first and then looks for nodes and tickets. So either `kill` sees them, or this

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -298,33 +299,61 @@ def test_a_kill_that_reaches_no_host_ends_the_restart_on_a_spare(
     assert not cluster.hosts["spare0"].nodes
 
 
-@pytest.mark.parametrize(
-    ("flags", "whence"), [((), "here"), (("--kill",), "here"), (("--kill",), "elsewhere")]
-)
-def test_a_clean_of_a_run_that_is_about_to_restart_ends_the_run_or_leaves_it_alone(
-    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], whence: str
+@pytest.fixture
+def about_to_restart(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def make(deed: Callable[[FakeCluster], object], uptime: int = 5000) -> FakeCluster:
+        """Return a cluster whose run fails, and will do `deed` before it restarts."""
+        cluster = fake_cluster("gpu0", spares=["spare0"], max_restarts=1, nproc_per_node=1)
+
+        def fail(node: FakeNode) -> None:
+            node.event("rank_exit", rank=0, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
+            node.end(1, reason={"kind": "rank", "message": "rank 0 was killed", "node_rank": 0})
+            cluster.nodes_end(0)
+
+        cluster.hosts["gpu0"].on_start = fail
+        cluster.hosts["gpu0"].install("cut", f"#!/bin/sh\necho {uptime}\n")
+        monkeypatch.setattr(restart, "PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
+        just_before(monkeypatch, restart, "has_saved", lambda: deed(cluster))
+        return cluster
+
+    return make
+
+
+@pytest.mark.parametrize("whence", ["here", "elsewhere"])
+def test_a_clean_that_kills_ends_a_run_that_is_about_to_restart(
+    about_to_restart: Callable[..., FakeCluster], whence: str
 ) -> None:
-    cluster = fake_cluster("gpu0", spares=["spare0"], max_restarts=1, nproc_per_node=1)
-    store, cleaned = cluster.hosts["gpu0"].home / ".ddpctl", []
+    cleaned = []
 
-    def clean() -> None:
-        cleaned.append(ddpctl_on(whence, cluster, "clean", cluster.hosts_file, *flags, "-y"))
-        cleaned.append(store.exists())
+    def clean(cluster: FakeCluster) -> None:
+        words = ("clean", cluster.hosts_file, "--kill", "-y")
+        cleaned.append(ddpctl_on(whence, cluster, *words))
 
-    def fail(node: FakeNode) -> None:
-        node.event("rank_exit", rank=0, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
-        node.end(1, reason={"kind": "rank", "message": "rank 0 was killed", "node_rank": 0})
-        cluster.nodes_end(0)
-
-    cluster.hosts["gpu0"].on_start = fail
-    monkeypatch.setattr(restart, "PAUSES_BY_LAUNCHER", (0.0, 0.0, 0.0))
-    just_before(monkeypatch, restart, "has_saved", clean)
+    cluster = about_to_restart(clean)
     code, _, err = cluster.launch()
-    (clean_code, _, told), still_there = cleaned
-    assert (clean_code, still_there) == (0, not flags), told
-    if flags:
-        assert code == 7 and f"run {RUN} was killed while it was restarting" in err, err
-        assert left(cluster) == []
-    else:
-        assert f"gpu0: not cleaned: {RUN} is running or about to start" in told
-        assert code == 0 and cluster.record["state"] == "SUCCEEDED", err
+    assert code == 7 and f"run {RUN} was killed while it was restarting" in err, err
+    assert [each[0] for each in cleaned] == [0] and left(cluster) == []
+
+
+def test_a_clean_leaves_a_run_alone_that_is_about_to_restart(
+    about_to_restart: Callable[..., FakeCluster],
+) -> None:
+    cleaned = []
+    cluster = about_to_restart(
+        lambda cluster: cleaned.append(cluster.ddpctl("clean", cluster.hosts_file, "-y"))
+    )
+    code, _, err = cluster.launch()
+    assert code == 0 and cluster.record["state"] == "SUCCEEDED", err
+    [(code, _, err)] = cleaned
+    assert code == 0 and f"gpu0: not cleaned: {RUN} is running or about to start" in err
+
+
+def test_a_run_restarts_on_a_host_that_comes_back_with_an_empty_disk(
+    about_to_restart: Callable[..., FakeCluster],
+) -> None:
+    cluster = about_to_restart(
+        lambda cluster: shutil.rmtree(cluster.hosts["gpu0"].home / ".ddpctl"), uptime=30
+    )
+    code, _, err = cluster.launch()
+    assert code == 0 and cluster.record["state"] == "SUCCEEDED", err
+    assert [node.host for node in cluster.nodes] == ["gpu0"]

@@ -95,9 +95,8 @@ def clean(
         machines = one_per_account(connections)
         with console.step(f"looking for traces on {counted(len(machines), 'host')}"):
             leaders = one_per_home(connections)
-            traces, failures = try_each(
-                machines, lambda connection: look(connection, leaders, cluster)
-            )
+            look_there = partial(look, leaders=leaders, cluster=cluster)
+            traces, failures = try_each(machines, look_there)
         kept = {} if kill else may_be_live(traces.values())
         to_remove = {n: t for n, t in traces.items() if not t.none and not t.runs & kept.keys()}
         if not as_json:
@@ -111,13 +110,11 @@ def clean(
         after, killed = traces, list[StoppedRun]()
         if removed:
             with console.step(f"looking again on {counted(len(to_remove), 'host')}"):
-                to_remove = without_new_runs(to_remove, leaders, cluster, console)
+                to_remove = without_new_runs(to_remove, look_there, console)
             with console.step(f"removing traces from {counted(len(to_remove), 'host')}"):
                 killed = kill_live_runs(to_remove, traces, cluster, console)
                 report_errors(by_name(machines, remove(to_remove, leaders, cluster)), console)
-                after, failures = try_each(
-                    machines, lambda connection: look(connection, leaders, cluster)
-                )
+                after, failures = try_each(machines, look_there)
     errors = by_name(machines, failures)
     report_errors(errors, console)
     unclean = not all(each.none for each in after.values())
@@ -182,13 +179,10 @@ def look(
 
 
 def without_new_runs(
-    listed: Mapping[HostConnection, Traces],
-    leaders: Collection[HostConnection],
-    cluster: Cluster,
-    console: Console,
+    listed: Mapping[HostConnection, Traces], look_there: Callable[..., Traces], console: Console
 ) -> dict[HostConnection, Traces]:
     """Ask the hosts again. Return `listed` without hosts that now have a new run or do not answer."""
-    now, _ = try_each([*listed], lambda connection: look(connection, leaders, cluster, sizes=False))
+    now, _ = try_each([*listed], partial(look_there, sizes=False))
     new = {
         run_id
         for connection, each in now.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -125,18 +126,20 @@ def read_target(
     """Return the target of `kill`. everything: all runs on the hosts; see `read_hosts`."""
     if everything or hosts is not None:
         return Target(read_hosts(run, hosts, console), run, everything=everything)
-    others = [] if run else runs_being_prepared()
-    what, remedy = "still being launched or resumed: ", "to stop one, press Ctrl-C there"
-    try:
-        folder = find_recorded(run)
-    except UsageError:
-        if others:
-            raise UsageError(f"{what}{', '.join(others)}", remedy) from None
-        raise
-    if others := [other for other in others if other != folder.run_id]:
-        remedy += f"; to stop the newest run that has started, run `ddpctl kill {folder.run_id}`"
-        raise UsageError(f"{what}{', '.join(others)}", remedy)
+    if run is None:
+        refuse_to_guess()
+    folder = find_recorded(run)
     return Target(recorded_hosts(folder), run, folder)
+
+
+def refuse_to_guess() -> None:
+    """Raise UsageError if a command here is preparing a run other than the newest recorded one."""
+    newest, remedy = None, "to stop one, press Ctrl-C there"
+    with contextlib.suppress(UsageError):  # this machine may have no record of any run
+        newest = find_recorded(None).run_id
+        remedy += f"; to stop the newest run that has started, run `ddpctl kill {newest}`"
+    if others := [run_id for run_id in runs_being_prepared() if run_id != newest]:
+        raise UsageError(f"still being launched or resumed: {', '.join(others)}", remedy)
 
 
 def recorded_hosts(folder: RunFolder) -> Cluster:

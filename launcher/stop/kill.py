@@ -47,7 +47,7 @@ def kill_target(target: Target, console: Console, *, yes: bool, as_json: bool) -
             errors = {**remove_finished(connections, cluster, console), **errors}
     if as_json:
         console.json(document(killed, errors))
-    if not any(each.was_alive for each in killed):
+    if not any(each.may_have_been_alive for each in killed):
         report_none_alive(target, killed, errors, console)
     unconfirmed = errors or any(each.unconfirmed for each in killed)
     return Exit.UNCONFIRMED if unconfirmed else Exit.DONE

@@ -76,8 +76,8 @@ class StoppedRun:
         return by_name(self.run.connections, self.errors) | dict.fromkeys(self.pending, error)
 
     @property
-    def was_alive(self) -> bool:
-        """Whether any node was alive or waiting, or may have been."""
+    def may_have_been_alive(self) -> bool:
+        """Whether any node was alive or waiting, as far as the hosts have said."""
         nodes = [status for result in self.results.values() for status in result.nodes]
         return any(status.alive or status.waits for status in nodes) or bool(self.errors)
 

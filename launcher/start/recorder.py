@@ -43,33 +43,18 @@ def main() -> int:
 
 def record_run(folder: RunFolder, console: Console) -> Outcome:
     """Take care of the run until it has ended for good. Return its outcome."""
-    kept = dataclasses.asdict(folder.load().options)
-    options = LaunchOptions(**kept, on_event=hooks.event_command(folder))
+    record, on_event = folder.load(), hooks.event_command(folder)
+    options = LaunchOptions(**dataclasses.asdict(record.options), on_event=on_event)
     interrupts = Interrupts()  # gets no signals here, because `end_recorder` handles them
     with hooks.ExitHook(folder, console) as hook, locks_released_at_end(folder):
-        waited = run_if_waiting(folder, options, interrupts, console)
-        outcome = waited or follow_started(folder, options, console)
+        if record.state is RunState.WAITING:
+            request = still_waiting(folder, record, options)
+            outcome = run_attempt(request, interrupts, console)
+        else:
+            with turn_kept_for_restart(folder, record, options, console):
+                outcome, _ = follow_newest(folder, LogFilter(), console, on_event, recorder=True)
         hook.outcome = restart_until_done(folder, options, outcome, interrupts, console)
     return hook.outcome
-
-
-def run_if_waiting(
-    folder: RunFolder, options: LaunchOptions, interrupts: Interrupts, console: Console
-) -> Outcome | None:
-    """If the run is waiting in line, wait for its turn, start it and follow it; otherwise return None."""
-    record = folder.load()
-    if record.state is not RunState.WAITING:
-        return None
-    return run_attempt(still_waiting(folder, record, options), interrupts, console)
-
-
-def follow_started(folder: RunFolder, options: LaunchOptions, console: Console) -> Outcome:
-    """Follow the run's newest attempt to its end, and keep its GPUs for a restart.
-
-    Return the outcome.
-    """
-    with turn_kept_for_restart(folder, folder.load(), options, console):
-        return follow_newest(folder, LogFilter(), console, options.on_event, recorder=True)[0]
 
 
 def still_waiting(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:

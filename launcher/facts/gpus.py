@@ -72,12 +72,11 @@ def with_neighbors(gpus: Sequence[Gpu], lines: Sequence[str]) -> tuple[Gpu, ...]
     lines: rows of PCI address, CPU cores and IOMMU mode, separated by tabs.
     """
     rows = [match for line in lines[:64] if (match := _PCI.fullmatch(line))]
-    near = {pci_address(row[1]): (core_list(row[2]), row[3] or "") for row in rows}
-    near[""] = (frozenset(), "")
+    near = {at: row for row in rows if (at := pci_address(row[1]))}
     return tuple(
-        dataclasses.replace(gpu, cores=cores, iommu=iommu)
+        dataclasses.replace(gpu, cores=core_list(row[2]), iommu=row[3] or "") if row else gpu
         for gpu in gpus
-        for cores, iommu in [near.get(gpu.pci, near[""])]
+        for row in [near.get(gpu.pci)]
     )
 
 

@@ -78,7 +78,8 @@ class Sender:
             again = {
                 connection: error
                 for connection, error in failures.items()
-                if self._may_retry(connection, error)
+                if connection in self.answered
+                and isinstance(error, HostUnreachable | TransferDamaged)
             }
             if not again:
                 break
@@ -93,9 +94,6 @@ class Sender:
             images |= sent
             failures = {c: e for c, e in failures.items() if c not in again} | failed
         return images, failures
-
-    def _may_retry(self, connection: HostConnection, error: DdpctlError) -> bool:
-        return connection in self.answered and isinstance(error, HostUnreachable | TransferDamaged)
 
     def _ask(self, connection: HostConnection) -> HostContents:
         """Return which trees and image a host has, and the address at which other hosts reach it.

@@ -58,10 +58,7 @@ def try_each(
 
 
 def one_per_account(connections: Iterable[HostConnection]) -> list[HostConnection]:
-    """Return one connection per account.
-
-    Several connections may log in to the same account on a machine.
-    """
+    """Return one connection per account, because several may log in to the same one."""
     first: dict[tuple[str | None, str, int], HostConnection] = {}
     for connection in connections:
         first.setdefault(connection.host.account, connection)

@@ -102,14 +102,7 @@ class IgnoreFile:
 
 
 class TooManyPatterns(Exception):
-    """Raised if an ignore file's patterns would take too long to match.
-
-    Its argument is the file's path.
-    """
-
-    def __init__(self, path: bytes) -> None:
-        super().__init__(path)
-        self.path = path
+    """Raised with an ignore file's path if its patterns would take too long to match."""
 
 
 def ignore_files(root: bytes, folder: bytes, above: Collection[IgnoreFile]) -> Iterator[IgnoreFile]:

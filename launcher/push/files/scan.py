@@ -147,7 +147,7 @@ class _Walk:
                     rules += tuple(left_out.ignore_files(self.root, folder, rules))
                 except left_out.TooManyPatterns as error:
                     what = f"more than {left_out.MOST_PATTERNS} patterns apply to one folder"
-                    self.problem(error.path, what, "name folders instead of single files")
+                    self.problem(error.args[0], what, "name folders instead of single files")
                     continue
             for child in children:
                 path = folder + b"/" + child.name if folder else child.name

@@ -94,8 +94,7 @@ class Reservation:
         if self.request.by == "restart":
             raise_if_cancelled_here(run_id, attempt - 1)
         if self.previous:  # `kill` may have reached only its hosts
-            plan = self.previous.plan
-            raise_if_cancelled(plan.run_id, plan.attempt, self.previous.connections, has_run=True)
+            raise_if_ended(self.previous)
 
 
 def newest_cancelled(connections: Sequence[HostConnection], run_id: str, limit: int) -> int:
@@ -112,6 +111,12 @@ def raise_if_cancelled_here(run_id: str, attempt: int) -> None:
     """Raise RunKilled if `kill` on this machine has cancelled the attempt, even if it reached no host."""
     if is_cancelled(run_folder(run_id), attempt):
         raise killed_before_start(run_id)
+
+
+def raise_if_ended(previous: PlannedAttempt) -> None:
+    """Raise RunKilled if `kill` or `clean` has ended the run on a host of an attempt that has failed."""
+    plan = previous.plan
+    raise_if_cancelled(plan.run_id, plan.attempt, previous.connections, has_run=True)
 
 
 def raise_if_cancelled(

@@ -34,7 +34,7 @@ from .replace_hosts import (
     unusable_hosts,
 )
 from .request import Request
-from .reservation import raise_if_cancelled_here
+from .reservation import raise_if_cancelled_here, raise_if_ended
 from .run_attempt import run_attempt
 from .tickets import Tickets
 
@@ -131,6 +131,8 @@ def start_somewhere(
         with console.step("asking which hosts can be used"):
             unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
         raise_if_cancelled_here(folder.run_id, folder.load().attempt.number)
+        if tickets:
+            raise_if_ended(tickets.planned)
         choice = replace_hosts(base.cluster, nnodes, unusable, avoided)
         if choice.missing and (wait := next(patience, None)) is not None:
             for line in lines(choice.missing):

@@ -321,13 +321,14 @@ def about_to_restart(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Cal
 
 @pytest.mark.parametrize("whence", ["here", "elsewhere"])
 def test_a_clean_that_kills_ends_a_run_that_is_about_to_restart(
-    about_to_restart: Callable[..., FakeCluster], whence: str
+    about_to_restart: Callable[..., FakeCluster], monkeypatch: pytest.MonkeyPatch, whence: str
 ) -> None:
     cleaned = []
 
     def clean(cluster: FakeCluster) -> None:
         words = ("clean", cluster.hosts_file, "--kill", "-y")
         cleaned.append(ddpctl_on(whence, cluster, *words))
+        monkeypatch.setattr(run_attempt, "push", pytest.fail)  # what was removed is not sent again
 
     cluster = about_to_restart(clean)
     code, _, err = cluster.launch()

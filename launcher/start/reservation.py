@@ -21,6 +21,7 @@ CANCEL = load_script(__file__, "cancel_reservation.sh")
 CANCELLED = load_script(__file__, "reservation_cancelled.sh")
 LIST_CANCELLED = load_script(__file__, "cancelled_reservations.sh")
 REFUSED = 17  # exit code of RESERVE if another command was first, and of CANCELLED after a kill
+NO_FOLDER = 18  # exit code of CANCELLED if the run has no folder on the host
 CANCEL_TIMEOUT = 0.5  # seconds; after Ctrl-C, all must be done within one second
 NUMBER = re.compile(rb"^[1-9]\d{0,3}$", re.MULTILINE)
 
@@ -114,7 +115,7 @@ def raise_if_cancelled_here(run_id: str, attempt: int) -> None:
 
 
 def raise_if_ended(previous: PlannedAttempt) -> None:
-    """Raise RunKilled if `kill` or `clean` has ended the run on a host of an attempt that has failed."""
+    """Raise RunKilled if `kill` or `clean` has ended the run on the hosts of an attempt that has failed."""
     plan = previous.plan
     raise_if_cancelled(plan.run_id, plan.attempt, previous.connections, has_run=True)
 
@@ -124,16 +125,18 @@ def raise_if_cancelled(
 ) -> None:
     """Raise RunKilled if `kill` has cancelled the attempt on one of the hosts.
 
-    has_run: the attempt has run on all these hosts. If the run's folder is gone there, `clean` has
-    ended the run.
+    has_run: the attempt has run on all these hosts. If the run's folder is gone from all that answer,
+    `clean` has ended the run. One of them may have lost its disk instead.
 
     Call this after the run's nodes or tickets are created, and before relying on them. `kill` marks
     the reservation first and then looks for nodes and tickets. So either `kill` sees them, or this
     call sees the mark.
     """
-    words = run_id, str(attempt), "has-run" if has_run else ""
-    answers, _ = try_each(connections, lambda each: each.script(CANCELLED, *words).code)
-    if REFUSED in answers.values():
+    answers, _ = try_each(
+        connections, lambda each: each.script(CANCELLED, run_id, str(attempt)).code
+    )
+    codes = {*answers.values()}
+    if REFUSED in codes or (has_run and codes == {NO_FOLDER}):
         raise killed_before_start(run_id)
 
 

@@ -301,9 +301,9 @@ def test_a_kill_that_reaches_no_host_ends_the_restart_on_a_spare(
 
 @pytest.fixture
 def about_to_restart(fake_cluster: Make, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    def make(deed: Callable[[FakeCluster], object], uptime: int = 5000) -> FakeCluster:
-        """Return a cluster whose run fails, and will do `deed` before it restarts."""
-        cluster = fake_cluster("gpu0", spares=["spare0"], max_restarts=1, nproc_per_node=1)
+    def make(deed: Callable[[FakeCluster], object], *more: str, uptime: int = 5000) -> FakeCluster:
+        """Return a cluster whose run on gpu0 and `more` fails, and will do `deed` before it restarts."""
+        cluster = fake_cluster("gpu0", *more, spares=["spare0"], max_restarts=1, nproc_per_node=1)
 
         def fail(node: FakeNode) -> None:
             node.event("rank_exit", rank=0, local_rank=0, pid=7, exit_code=-9, signal="SIGKILL")
@@ -358,3 +358,13 @@ def test_a_run_restarts_on_a_host_that_comes_back_with_an_empty_disk(
     code, _, err = cluster.launch()
     assert code == 0 and cluster.record["state"] == "SUCCEEDED", err
     assert [node.host for node in cluster.nodes] == ["gpu0"]
+
+
+def test_a_host_that_has_lost_its_disk_does_not_end_the_run(
+    about_to_restart: Callable[..., FakeCluster],
+) -> None:
+    cluster = about_to_restart(
+        lambda cluster: shutil.rmtree(cluster.hosts["gpu0"].home / ".ddpctl"), "gpu1"
+    )
+    code, _, err = cluster.launch()
+    assert code == 0 and cluster.record["state"] == "SUCCEEDED", err

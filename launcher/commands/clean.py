@@ -8,7 +8,7 @@ from .options import flag
 def clean(
     hosts: str | None = options.HOSTS,
     host_list: str | None = options.HOST_LIST,
-    kill: bool = flag("--kill", "Stop live and restarting runs on the hosts first."),
+    kill: bool = flag("--kill", "First stop runs that are live, wait in line or may restart."),
     yes: bool = options.YES,
     as_json: bool = options.JSON,
     quiet: bool = options.QUIET,

@@ -51,14 +51,18 @@ class Traces:
 
     @property
     def runs(self) -> set[str]:
-        """The ids of this account's runs: those that have files or nodes on the host."""
+        """The ids of all runs that have files, nodes or tickets on the host."""
         named = {part.split("/", 1)[1] for part in self.parts if part.startswith("runs/")}
-        return named | {status.run_id for status in self.nodes if not status.waits}
+        return named | {status.run_id for status in self.nodes}
 
     @property
     def live_runs(self) -> set[str]:
         working = {process.run_id for process in self.inventory.processes} & self.runs
         return working | {s.run_id for s in self.nodes if s.alive or s.may_start}
+
+    def with_tickets_of(self, run_ids: Collection[str]) -> "Traces":
+        nodes = [s for s in self.nodes if not s.is_ticket or s.run_id in run_ids]
+        return replace(self, nodes=nodes)
 
     @property
     def containers(self) -> list[NodeStatus]:
@@ -95,8 +99,8 @@ def clean(
         machines = one_per_account(connections)
         with console.step(f"looking for traces on {counted(len(machines), 'host')}"):
             leaders = one_per_home(connections)
-            look_there = partial(look, leaders=leaders, cluster=cluster)
-            traces, failures = try_each(machines, look_there)
+            look_on = partial(look, leaders=leaders, cluster=cluster)
+            traces, failures = look_on(machines)
         kept = {} if kill else may_be_live(traces.values())
         to_remove = {n: t for n, t in traces.items() if not t.none and not t.runs & kept.keys()}
         if not as_json:
@@ -110,11 +114,11 @@ def clean(
         after, killed = traces, list[StoppedRun]()
         if removed:
             with console.step(f"looking again on {counted(len(to_remove), 'host')}"):
-                to_remove = without_new_runs(to_remove, look_there, console)
+                to_remove = without_new_runs(to_remove, look_on, console)
             with console.step(f"removing traces from {counted(len(to_remove), 'host')}"):
                 killed = kill_live_runs(to_remove, traces, cluster, console)
                 report_errors(by_name(machines, remove(to_remove, leaders, cluster)), console)
-                after, failures = try_each(machines, look_there)
+                after, failures = look_on(machines)
     errors = by_name(machines, failures)
     report_errors(errors, console)
     unclean = not all(each.none for each in after.values())
@@ -145,13 +149,26 @@ def total(traces: Collection[Traces]) -> str:
 
 
 def look(
-    connection: HostConnection,
+    connections: Sequence[HostConnection],
     leaders: Collection[HostConnection],
     cluster: Cluster,
     *,
     sizes: bool = True,
+) -> tuple[dict[HostConnection, Traces], dict[HostConnection, DdpctlError]]:
+    """Return the traces of the hosts that answer, and the errors of the others. See `look_at`."""
+    found, failures = try_each(connections, lambda each: look_at(each, leaders, cluster, sizes))
+    # other accounts' runs wait on these hosts too; with a shared home, one host has all the files
+    own = set().union(*(each.with_tickets_of(()).runs for each in found.values()))
+    return {connection: each.with_tickets_of(own) for connection, each in found.items()}, failures
+
+
+def look_at(
+    connection: HostConnection,
+    leaders: Collection[HostConnection],
+    cluster: Cluster,
+    sizes: bool,
 ) -> Traces:
-    """Return a host's traces.
+    """Return a host's traces, and the tickets of all accounts.
 
     leaders: the hosts that look into ~/.ddpctl, one for each shared folder. sizes: whether to
     measure the parts, which is slow if they are large. Raises CommandFailed if the host has no home
@@ -173,16 +190,14 @@ def look(
             # without the job's engine, the state of its runs is unknown
             if engine.traits.name == cluster.job.engine:
                 raise
-    found = Traces(inventory, {name: measured.get(name, 0) for name in names}, nodes)
-    # other accounts' runs wait here too
-    return replace(found, nodes=[s for s in nodes if not s.waits or s.run_id in found.runs])
+    return Traces(inventory, {name: measured.get(name, 0) for name in names}, nodes)
 
 
 def without_new_runs(
-    listed: Mapping[HostConnection, Traces], look_there: Callable[..., Traces], console: Console
+    listed: Mapping[HostConnection, Traces], look_on: Callable[..., Any], console: Console
 ) -> dict[HostConnection, Traces]:
     """Ask the hosts again. Return `listed` without hosts that now have a new run or do not answer."""
-    now, _ = try_each([*listed], partial(look_there, sizes=False))
+    now, _ = look_on([*listed], sizes=False)
     new = {
         run_id
         for connection, each in now.items()

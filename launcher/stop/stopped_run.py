@@ -77,7 +77,7 @@ class StoppedRun:
 
     @property
     def may_have_been_alive(self) -> bool:
-        """Whether any node was alive or waiting, as far as the hosts have said."""
+        """Whether any node was alive or waiting, or a host has not answered."""
         nodes = [status for result in self.results.values() for status in result.nodes]
         return any(status.alive or status.waits for status in nodes) or bool(self.errors)
 

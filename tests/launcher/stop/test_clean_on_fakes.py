@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fakes import FakeCluster, FakeMachine
 
+from launcher.engines import status
 from launcher.runs.attempt_lock import is_cancelled
 from launcher.runs.run_folder import run_folder
 from launcher.ssh import client
@@ -105,9 +106,24 @@ def test_a_run_that_waits_in_line_keeps_its_hosts(
     for host in cluster:  # the hosts now have another account's home, with no files
         host.home = host.home.with_name(f"{host.name}-other")
         host.home.mkdir()
-    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "--kill", "-y")
-    assert code == 0 and "no traces of ddpctl" in err, err
-    assert len(cluster.tickets) == 2
+    for lease in (status.LEASE, 0):  # the tickets are alive, then expired
+        monkeypatch.setattr(status, "LEASE", lease)
+        code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "--kill", "-y")
+        assert code == 0 and "no traces of ddpctl" in err, err
+        assert len(cluster.tickets) == 2
+
+
+def test_a_run_that_waits_on_one_of_several_hosts_with_one_home_keeps_its_files(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0", "gpu1", gpus=2, master_port="auto")
+    store = cluster.share_home("gpu0", "gpu1")
+    first, second = (cluster.launch("--wait", "--detach")[1].strip() for _ in range(2))
+    assert cluster.ddpctl("kill", first)[0] == 0
+    cluster.hosts["gpu0"].tickets.clear()  # gpu0 is the one that cleans the home
+    code, _, err = cluster.ddpctl("clean", cluster.hosts_file, "-y")
+    assert code == 0 and f"gpu0: not cleaned: {second} is running or about to start" in err, err
+    assert len(cluster.tickets) == 1 and (store / "runs" / second / "reserved").exists()
 
 
 def while_asked(monkeypatch: pytest.MonkeyPatch, deed: Callable[[], object]) -> None:

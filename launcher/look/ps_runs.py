@@ -18,7 +18,7 @@ from ..plan.plan import STORE, place_in, run_dir_in
 from ..runs.find import list_nodes
 from ..runs.record import parse_timestamp
 from ..runs.reported import agreed_attempt, ended_nodes
-from ..runs.run_folder import run_folders
+from ..runs.run_folder import unended_records
 from ..ssh.host_connection import HostConnection
 from ..ssh.many import ask_each, one_per_account
 from ..supervisor.events import Usage
@@ -118,12 +118,16 @@ class ListedRun:
 
 @dataclass(frozen=True)
 class Listing:
-    """The hosts' answers. failures: the errors of hosts that did not answer."""
+    """The hosts' answers. failures: the errors of hosts that did not answer a question.
+
+    unlisted: the hosts that did not list their nodes.
+    """
 
     hosts: Sequence[str]
     runs: Sequence[ListedRun]
     failures: Mapping[str, DdpctlError]
     gpus: Sequence[GpuRow]
+    unlisted: Collection[str]
 
 
 def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Listing:
@@ -131,7 +135,7 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
 
     finished: include finished runs. slow: also find the nodes that hold up their run.
     """
-    statuses, failures = _nodes_of_runs(clusters, finished=finished)
+    statuses, failures, unlisted = _nodes_of_runs(clusters, finished=finished)
     all_connections = [each for _, connections in clusters for each in connections]
     machines = one_per_account(all_connections)
     with_gpus = {each.host.account for each in all_connections if each.host.gpus != 0}
@@ -165,13 +169,13 @@ def list_runs(clusters: Connected, *, finished: bool, slow: bool = False) -> Lis
             own = progress.get(run.run_id)
             slow_ones = slow_nodes(own.slow if own else {}, usages.get(run.run_id, {}))
             runs.append(replace(run, slow=slow_ones, progress=own))
-    return Listing(hosts, runs, failures | odd, joined(gpus, statuses))
+    return Listing(hosts, runs, failures | odd, joined(gpus, statuses), unlisted)
 
 
 def _nodes_of_runs(
     clusters: Connected, *, finished: bool
-) -> tuple[Collection[NodeStatus], dict[str, DdpctlError]]:
-    """Return each node once, and the errors of hosts that did not answer.
+) -> tuple[Collection[NodeStatus], dict[str, DdpctlError], set[str]]:
+    """Return each node once, the errors of hosts that did not answer, and who did not list nodes.
 
     finished: include nodes of finished runs, even if only their folders are left, as after `kill`.
     """
@@ -193,13 +197,16 @@ def _nodes_of_runs(
             elif status.state is ContainerState.CANCELLED and not container.alive:
                 # the container only shows that it was stopped
                 by_handle[container.host, container.handle] = replace(container, state=status.state)
-    return by_handle.values(), failures
+    return by_handle.values(), failures, {host for _, failed in listed for host in failed}
 
 
 def _with_details(
     statuses: Sequence[NodeStatus], cluster: Cluster, connections: Sequence[HostConnection]
 ) -> tuple[list[NodeStatus], dict[str, DdpctlError]]:
-    """Return the statuses with all fields, and the errors of hosts that did not answer."""
+    """Return the statuses with all fields, and the errors of hosts that did not answer.
+
+    The statuses of these hosts are returned as they are.
+    """
     by_host: dict[str, list[NodeStatus]] = {}
     for status in statuses:
         by_host.setdefault(status.host, []).append(status)
@@ -209,15 +216,14 @@ def _with_details(
 
     machines = [each for each in one_per_account(connections) if each.name in by_host]
     answers, failures = ask_each(machines, ask)
-    return [status for answer in answers.values() for status in answer], failures
+    return [status for own in {**by_host, **answers}.values() for status in own], failures
 
 
 def recorded_runs(listing: Listing, console: Console) -> Iterator[ListedRun]:
-    """Yield the live runs in this machine's records whose hosts were asked but did not answer."""
+    """Yield the live runs in this machine's records none of whose hosts listed its nodes."""
     listed = {run.run_id for run in listing.runs}
-    for folder in run_folders() if listing.failures else ():
-        record = None if folder.is_settled() else folder.load_if_readable(console)
-        if record is None or record.state.is_final or record.run_id in listed:
+    for record in unended_records(console) if listing.unlisted else ():
+        if record.run_id in listed:
             continue
         attempt = record.attempt
         nodes = [
@@ -233,7 +239,7 @@ def recorded_runs(listing: Listing, console: Console) -> Iterator[ListedRun]:
             )
             for node in attempt.nodes
         ]
-        if nodes and all(node.host in listing.failures for node in nodes):
+        if nodes and all(node.host in listing.unlisted for node in nodes):
             yield ListedRun(nodes, (), recorded=True)
 
 

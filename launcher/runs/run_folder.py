@@ -186,10 +186,15 @@ def run_folders() -> list[RunFolder]:
     return sorted((f for f in all_folders() if f.is_recorded), key=started, reverse=True)
 
 
+def unended_records(console: Console) -> list[RunRecord]:
+    """Return the records of the runs that are not known to have ended, newest first."""
+    records = [f.load_if_readable(console) for f in run_folders() if not f.is_settled()]
+    return [record for record in records if record and not record.state.is_final]
+
+
 def live_runs(console: Console) -> list[str]:
     """Return the ids of the runs that are live according to their records, newest first."""
-    records = [f.load_if_readable(console) for f in run_folders() if not f.is_settled()]
-    return [record.run_id for record in records if record and record.state.is_live]
+    return [record.run_id for record in unended_records(console) if record.state.is_live]
 
 
 def all_folders() -> list[RunFolder]:

@@ -94,6 +94,32 @@ def test_a_run_that_was_recorded_as_live_is_not_shown_if_one_of_its_hosts_knows_
     assert (code, out) == (4, "")
 
 
+def test_a_run_that_has_ended_is_not_shown_if_its_host_then_fails_to_report_its_gpus(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record says that the run is live if the launcher has died."""
+    cluster = fake_cluster("gpu0", gpus=1)
+    assert cluster.launch("--detach")[0] == 0
+    cluster.nodes[0].end(0)
+    cluster.hosts["gpu0"].install("nvidia-smi", "#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr("launcher.look.ps_runs.TIMEOUT", 1.0)
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
+    assert (code, out) == (4, "") and "may still be running" not in err, err
+
+
+def test_only_live_runs_are_shown_if_their_host_lists_its_nodes_but_not_their_details(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("gpu0")
+    assert cluster.launch("--detach")[0] == 0
+    cluster.nodes[0].end(0)
+    run_id = cluster.launch("--detach")[1].strip()
+    cluster.hosts["gpu0"].refuses["inspect_container"] = "it is locked"
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file)
+    rows = [line.split()[:2] for line in out.splitlines() if line.startswith("202")]
+    assert (code, rows) == (4, [[run_id, "RUNNING"]]), out + err
+
+
 def test_odd_labels_are_skipped_and_the_other_runs_are_shown(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     run_id = cluster.launch("--detach")[1].strip()

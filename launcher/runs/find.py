@@ -17,7 +17,7 @@ from ..ssh.script_files import load_script
 from ..terminal.console import Console
 from ..text import counted, names, quoted
 from .adopt import adopt, caught_up
-from .run_folder import RunFolder, run_folder, run_folders
+from .run_folder import RunFolder, run_folder, run_folders, unended_records
 
 RUN_IDS = load_script(__file__, "run_ids.sh")
 
@@ -46,16 +46,19 @@ def run_and_hosts(target: str | None, hosts: str | None) -> tuple[str | None, st
 def hosts_to_ask(source: Source, console: Console) -> Cluster:
     """Return the hosts that may have nodes of runs. Includes spares, because a run may use one.
 
-    A spare that does not answer is left out, and named in a message.
+    A spare that does not answer is left out, and named in a message, unless a live run of this
+    machine's records uses it.
     """
     cluster = load(source, job_files=False)
     if not cluster.spares:
         return cluster
     with connected(cluster.spares) as spares, console.step("connecting to the spares"):
-        answered, failures = try_each(spares, lambda connection: connection.connect())
-    if failures:
-        console.say(f"spares that do not answer are left out: {names(n.name for n in failures)}")
-    hosts = (*cluster.hosts, *(connection.host for connection in spares if connection in answered))
+        _, failures = try_each(spares, lambda connection: connection.connect())
+    used = {host for run in unended_records(console) for host in run.hosts} if failures else ()
+    left_out = [connection for connection in failures if connection.name not in used]
+    if left_out:
+        console.say(f"spares that do not answer are left out: {names(n.name for n in left_out)}")
+    hosts = (*cluster.hosts, *(each.host for each in spares if each not in left_out))
     return dataclasses.replace(cluster, hosts=hosts, spares=())
 
 

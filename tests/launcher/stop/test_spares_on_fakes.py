@@ -30,10 +30,34 @@ def test_ps_shows_a_node_on_a_spare(cluster: FakeCluster) -> None:
     assert "spares that do not answer are left out: gpu3" in err
 
 
+def test_ps_shows_a_recorded_live_run_whose_only_host_is_a_spare_that_is_down(
+    cluster: FakeCluster,
+) -> None:
+    flags = ["-H", "gpu2:0", "--no-push", "--detach", "--", "a.py"]
+    code, out, err = cluster.ddpctl("launch", *flags)
+    assert code == 0, err
+    run_id = out.strip()
+    cluster.hosts["gpu2"].reachable = False
+    code, out, err = cluster.ddpctl("ps", cluster.hosts_file, "--json")
+    assert code == 4, err
+    states = {run["run_id"]: run["state"] for run in json.loads(out)["runs"]}
+    assert states.pop(run_id) == "UNKNOWN" and [*states.values()] == ["RUNNING"], out
+    assert "spares that do not answer are left out: gpu3\n" in err
+    assert "error: gpu2: no answer" in err
+
+
 def test_kill_stops_a_node_on_a_spare(cluster: FakeCluster) -> None:
     code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--yes")
     assert code == 0, err
     assert cluster.hosts["gpu2"].nodes == {}
+
+
+def test_kill_does_not_confirm_the_stop_of_a_node_on_a_spare_that_is_down(
+    cluster: FakeCluster,
+) -> None:
+    cluster.hosts["gpu2"].reachable = False
+    code, _, err = cluster.ddpctl("kill", cluster.hosts_file, "--all", "--yes")
+    assert code == 6 and "error: gpu2: stop not confirmed: no answer" in err
 
 
 def test_a_prune_deletes_what_is_unused_on_a_spare(cluster: FakeCluster) -> None:

@@ -68,8 +68,11 @@ class Reservation:
     def cancel(self) -> None:
         """Mark the attempt as one that did not start, so that a resume on any machine skips it.
 
+        Does nothing if another command may start the attempt, because a mark on any host ends that.
         Gives up after a moment. Without the marks, only the record on this machine shows it.
         """
+        if not self.is_own:
+            return
         request = self.request
 
         def mark(connection: HostConnection) -> None:

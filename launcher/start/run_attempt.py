@@ -59,6 +59,7 @@ def run_attempt(
             while isinstance(result := starter.try_to_run(request), Refused):
                 request = in_line(request, result)
                 interrupts.can_leave = True
+                # usually try_to_run has reserved it; with --nodes, it may have been refused before that
                 reservation.take(console)  # `kill` cancels the reservation of a waiting run
                 if outcome := wait_for_turn(request, result, tickets, interrupts, console):
                     return outcome
@@ -81,7 +82,7 @@ class Starter:
     def try_to_run(self, request: Request) -> Outcome | Refused:
         """Start the attempt on all nodes or on none, and follow it. With --nodes N, choose N free hosts.
 
-        Return Refused if other runs come first.
+        Return how the run ended or how this command left it, or Refused if other runs come first.
         """
         console = self.console
         chosen = choose_hosts(request, self.connections, console)
@@ -178,22 +179,23 @@ def failed_start_recorded(
 
     The hosts record it too, as a cancelled reservation, because other machines may resume the run.
 
-    Records nothing if another command has reserved the attempt.
+    Leaves the reservation alone if another command has the attempt. Then records the failure only if
+    this command has recorded the attempt, and lost it while it waited in line.
     """
     try:
         yield
     except BaseException as error:
-        record = request.folder.load_if_readable(console)
-        newest = record.attempt if record and reservation.is_own else None
-        if record and newest and newest.number == request.attempt and not newest.started:
-            cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
-            newest.state = RunState.CANCELLED if cancelled else RunState.FAILED
-            newest.ended = timestamp()
-            request.folder.try_save(record, console)
-            reservation.cancel()
-            hook("attempt-ended", record, message=newest.state)
-        elif newest and newest.number < request.attempt:  # the attempt could not be recorded
-            reservation.cancel()
+        if record := request.folder.load_if_readable(console):
+            newest = record.attempt
+            if newest.number < request.attempt:  # the attempt could not be recorded
+                reservation.cancel()
+            elif newest.token == request.token and not newest.started:
+                cancelled = isinstance(error, KeyboardInterrupt | RunKilled)
+                newest.state = RunState.CANCELLED if cancelled else RunState.FAILED
+                newest.ended = timestamp()
+                request.folder.try_save(record, console)
+                reservation.cancel()
+                hook("attempt-ended", record, message=newest.state)
         raise
 
 

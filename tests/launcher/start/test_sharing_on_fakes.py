@@ -927,6 +927,41 @@ def test_a_host_that_comes_back_while_the_run_waits_in_line_is_reserved_before_t
     assert attempt.parents[2].joinpath("reserved/1").is_symlink()
 
 
+@pytest.mark.parametrize("flags", [(), ("--detach",)])
+def test_a_waiting_run_that_loses_its_attempt_to_another_command_is_recorded_as_failed(
+    make: Make, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...]
+) -> None:
+    cluster = make("gpu0", "gpu1")
+    cluster.launch("--detach", "--include", "gpu1")
+    running, gpu0, gpu1 = list(cluster.nodes), cluster.hosts["gpu0"], cluster.hosts["gpu1"]
+    given = load(cluster.hosts_file)
+    gpu0.reachable = False
+
+    def late() -> str:
+        [folder] = cluster.state.glob("ddpctl/runs/late-*")
+        return folder.name
+
+    def lose() -> None:
+        gpu0.reachable, gpu1.reachable = True, False
+        with connected(given.hosts) as connections:
+            other = Request(given, LaunchOptions(), late())
+            Reservation(other, connections).take(Console(quiet=True))
+        gpu1.reachable = True
+        end_all(running)
+
+    if not flags:
+        once(lambda: cluster.tickets, lose)
+    code, _, err = cluster.launch("--wait", "--nodes", "1", "--name", "late", *flags)
+    if flags:
+        assert code == 0, err
+        lose()
+        code = run_recorder(cluster, late(), monkeypatch)
+    assert code == 2, err
+    assert record(cluster, late())["state"] == "FAILED"
+    with connected(given.hosts) as connections:  # the other command may still start the attempt
+        raise_if_cancelled(late(), 1, connections)
+
+
 def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:
     cluster = make("gpu0", "gpu1", "gpu2")
     code, out, _ = cluster.launch("--dry-run", "--nodes", "2", "--wait")

@@ -47,13 +47,14 @@ class Tickets(AbstractContextManager["Tickets"]):
         inherited: those of the attempt that this one restarts; held until this one has started.
         """
         self.request, self.hosts, self.inherited = request, hosts, inherited
+        self._left_to_us = request.handed_over  # whether to remove another process's tickets
         self._lock = threading.Lock()
         self._killed = threading.Event()
         self._released = threading.Event()  # set while this process holds no tickets
         self._released.set()
 
     def __exit__(self, _: object, error: object, __: object) -> None:
-        if not self._released.is_set() or (error and self.request.handed_over):
+        if self._left_to_us or not self._released.is_set():
             removing = in_background(self._remove)
             with contextlib.suppress(TimeoutError):
                 removing.result(REMOVE_TIMEOUT if isinstance(error, KeyboardInterrupt) else None)
@@ -97,6 +98,7 @@ class Tickets(AbstractContextManager["Tickets"]):
 
     def leave(self) -> None:
         """Leave the tickets to another process or to the restart, which will renew them in time."""
+        self._left_to_us = False
         self._released.set()
         if self.inherited:
             self.inherited.leave()
@@ -106,7 +108,7 @@ class Tickets(AbstractContextManager["Tickets"]):
         if self.inherited:
             self.inherited.remove_all()
         # also those that another process or an earlier attempt has left
-        if not self._released.is_set() or self.request.handed_over or self.request.by == "restart":
+        if self._left_to_us or not self._released.is_set() or self.request.by == "restart":
             self._remove()
 
     def sleep(self, seconds: float) -> None:
@@ -164,6 +166,7 @@ class Tickets(AbstractContextManager["Tickets"]):
 
     def _remove(self) -> None:
         """Stop renewing the tickets, and remove the run's tickets from all hosts."""
+        self._left_to_us = False
         self._released.set()
         with self._lock:
             self._remove_from_hosts()

@@ -22,7 +22,14 @@ import pytest
 from fakes import FakeCluster, FakeDocker, FakeNode
 
 from launcher.engines.status import LEASE
-from launcher.errors import DdpctlError, PreflightError, PushFailed, RunKilled, UsageError
+from launcher.errors import (
+    DdpctlError,
+    PreflightError,
+    PushFailed,
+    RunKilled,
+    StateError,
+    UsageError,
+)
 from launcher.facts.gather import gather
 from launcher.follow import detach
 from launcher.follow.ctrl_c import Interrupts
@@ -960,6 +967,23 @@ def test_a_waiting_run_that_loses_its_attempt_to_another_command_is_recorded_as_
     assert record(cluster, late())["state"] == "FAILED"
     with connected(given.hosts) as connections:  # the other command may still start the attempt
         raise_if_cancelled(late(), 1, connections)
+
+
+@pytest.mark.usefixtures("make")
+def test_tickets_that_were_left_for_a_restart_stay_if_following_the_run_fails(
+    fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = fake_cluster("gpu0", gpus=2, master_port="auto", max_restarts=1)
+    waiting = waits_behind_another(cluster)
+    end_all(cluster.nodes)
+
+    def fail(*_: object) -> Outcome:
+        assert record(cluster, waiting)["state"] == "RUNNING" and cluster.tickets
+        raise StateError("the disk is full")
+
+    monkeypatch.setattr(run_attempt_module, "follow", fail)
+    assert run_recorder(cluster, waiting, monkeypatch) == 1
+    assert record(cluster, waiting)["state"] == "RUNNING" and cluster.tickets
 
 
 def test_a_dry_run_shows_the_wait_and_that_hosts_are_chosen(make: Make) -> None:

@@ -83,9 +83,10 @@ def read_record(path: Path) -> str:
     """Return the text of a regular file. Raises OSError, or ValueError if it is not UTF-8."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
         status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > LONGEST_RECORD:
-            what = f"not a file of at most {LONGEST_RECORD} bytes"
-            raise OSError(errno.EINVAL, what, str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if status.st_size > LONGEST_RECORD:
+            raise OSError(errno.EFBIG, f"larger than {LONGEST_RECORD >> 20} MiB", str(path))
         return file.read(LONGEST_RECORD).decode()
 
 

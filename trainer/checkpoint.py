@@ -146,7 +146,7 @@ def verify(path: Path) -> Saved:
     """
     name = NAME.fullmatch(path.name)
     if not name:
-        raise CheckpointError(f"{path}: not a checkpoint folder (step-NNNNNNNN)")
+        raise CheckpointError(f"{path}: not a checkpoint folder, whose name is step- and digits")
     try:
         manifest = (path / "MANIFEST").read_bytes()
         digests = MANIFEST.fullmatch(manifest.decode("ascii", errors="replace"))

@@ -25,9 +25,10 @@ STOP_EVERY = 50  # blocks between checks for a stop; each check waits for the GP
 
 
 def record_evaluation(t: Training, split: str) -> None:
-    """Evaluate a split ("test" or "val"), write the result and remember the best one so far.
+    """Evaluate a split ("test" or "val") and log the result.
 
-    Raises Stopped if the ranks agreed to stop before all images were seen.
+    If this split selects the best epoch, also remember the best result so far. Raises Stopped if the
+    ranks agreed to stop before all images were seen.
     """
     began = time.perf_counter()
     t.log.last = {"step": t.step, "epoch": t.epoch, **evaluate(t, split)}

@@ -214,7 +214,10 @@ def set_layout(model: nn.Module, config: Config, device: torch.device) -> None:
 
 
 def emulates_bf16() -> bool:
-    """Return whether this is an x86 CPU without bf16 instructions. Older versions of torch do not tell."""
+    """Return whether this is an x86 CPU without bf16 instructions.
+
+    False with older versions of torch, which do not report this.
+    """
     has: Mapping[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     native = has.get("avx512_bf16") or has.get("amx_bf16")
     return not native and has.get("architecture") == "x86_64"

@@ -263,10 +263,12 @@ def launch(
 
 
 def find_run(run: str | None = None, hosts: str | Path | Sequence[str] | None = None) -> Run:
-    """Return the run with this id or id prefix; by default, the newest run recorded on this machine.
+    """Return the run with this id or id prefix.
 
-    hosts: a hosts file or a list such as ["gpu1", "gpu2"]; needed only to find a run that another
-    machine started. Raises UsageError if there is no such run, or if several ids have the prefix.
+    By default, return the newest run recorded on this machine or, with `hosts`, the newest run on
+    those hosts, live runs first. hosts: a hosts file or a list such as ["gpu1", "gpu2"]; needed only
+    to find a run that another machine started. Raises UsageError if there is no such run, or if
+    several ids have the prefix, and NodesFailed if none was found and some hosts did not answer.
     """
     if isinstance(hosts, Path):
         hosts = str(hosts)

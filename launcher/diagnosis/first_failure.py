@@ -148,8 +148,9 @@ def _sudden_end(node: NodeEvidence, evidence: Evidence) -> Candidate | None:
 
 
 def _stop(reason: Reason, seen: float, node: NodeEvidence, evidence: Evidence) -> Candidate | None:
-    """Return the candidate for a reason, or None if another event describes the failure.
+    """Return the candidate for a node's reason to stop.
 
+    Return None if a failed rank's own event describes the failure, or if `kill` stopped the node.
     seen: when `node` recorded the reason, by the node's own clock.
     """
     about = next((n for n in evidence.nodes if n.node_rank == reason.node_rank), node)

@@ -3,7 +3,7 @@
 A launch claims the GPUs of its nodes by creating the nodes, labeled with the GPUs' UUIDs and the
 time of the request. It starts none of them until it has created all of them and then listed the
 nodes on every host. Two launches can never both start on one GPU: on the GPU's host, the launch
-that lists last sees the other's node. It may go ahead only if it removes that node, and then the
+that lists last sees the other's node. It goes ahead only once that node is gone, and then the
 other cannot start.
 
 A launch that sees an earlier claim gives up and removes what it created. A launch that sees a later
@@ -12,7 +12,7 @@ never refused because of one that gives up. Launches only wait for later ones, s
 deadlock.
 
 A launch that is waiting in line leaves a ticket on each host, which stops only later launches. A run
-that may restart also holds tickets, which count once a node has ended.
+that may restart also holds a ticket for each of its nodes, which counts once that node has ended.
 """
 
 import datetime

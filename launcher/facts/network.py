@@ -43,10 +43,7 @@ class Interface:
 
 
 def routes(lines: Sequence[str]) -> tuple[IpRoute, ...]:
-    """Parse the rows of /proc/net/route. Skips other lines.
-
-    Return the routes, the most specific network first.
-    """
+    """Return the routes in the rows of /proc/net/route, most specific first. Skips other lines."""
     table = []
     for words in map(str.split, lines):
         if len(words) < 8 or not all(_HEX.fullmatch(words[i]) for i in (1, 2, 7)):

@@ -48,8 +48,8 @@ def ensure_recorder(folder: RunFolder, state: RunState = RunState.RUNNING) -> No
                 start_recorder(folder, lock)
     except DdpctlError as error:
         fate = "the run continues, but its recorder did not start"
-        remedy = f"follow it with `ddpctl attach {folder.run_id}`; "
-        remedy += "the launcher will not restart it, and --on-exit will not run"
+        remedy = f"follow the run with `ddpctl attach {folder.run_id}`, because it will not be "
+        remedy += "restarted and --on-exit will not run"
         if state is RunState.WAITING:
             fate = "the run is no longer waiting in line, because its recorder did not start"
             remedy = f"to try again, run `ddpctl resume {folder.run_id}`"

@@ -30,7 +30,7 @@ def check_container(machine: Machine, _: Fleet) -> Iterator[Finding]:
     if lacking:
         built = " ".join(report.built_for)
         what = f"torch {report.torch} in the image has no code for {lacking[0]}, only for {built}"
-        yield failure(what, "use an image with a newer torch that supports this GPU")
+        yield failure(what, "use an image whose torch supports this GPU")
     rdma = machine.gpus and report.nccl and any(port.is_up for port in machine.facts.rdma_ports)
     if rdma and not report.verbs:
         what = "the image lacks libibverbs, so NCCL uses TCP instead of RDMA"

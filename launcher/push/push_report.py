@@ -71,7 +71,7 @@ class PushReport:
 
 
 class HostsResult(Protocol):
-    """The result of a command on all hosts, even if some have failed."""
+    """What a command did on each host. It can be reported even if some hosts failed."""
 
     def document(self) -> dict[str, Any]: ...
     def summary(self) -> str: ...

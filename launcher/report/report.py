@@ -36,7 +36,7 @@ def make(folders: Sequence[RunFolder], out: Path, console: Console) -> Exit:
         # ASCII with character references is safe in any locale
         out.write_bytes(html.encode("ascii", "xmlcharrefreplace"))
     except OSError as error:
-        remedy = "fix its permissions, or pass another file with -o"
+        remedy = "use -o to name a file in a writable folder that has free space"
         raise UsageError(state_error(error, "written", out).what, remedy) from None
     console.print(str(out))
     return Exit.UNREACHABLE if any(run.notes for run in views) else Exit.DONE

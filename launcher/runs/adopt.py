@@ -127,9 +127,9 @@ def caught_up(
 
 
 def ended_as(own: AttemptRecord, reported: AttemptRecord) -> AttemptRecord:
-    """Return `own`, with an end if it has none, because a later attempt shows that this one has ended.
+    """Return `own`, marked as ended if it is recorded as live: a later attempt has started since.
 
-    own, reported: the attempt according to this machine's record and to the hosts.
+    own: the attempt as this machine recorded it. reported: the same attempt as the hosts report it.
     """
     if not own.state.is_live:
         return own

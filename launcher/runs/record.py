@@ -212,7 +212,7 @@ def record_in(text: str, run_id: str) -> RunRecord:
     """Return the record in the text of a run's run.json. Raises ValueError if it is not valid."""
     saved = json.loads(text)
     if isinstance(saved, dict) and saved.get("version") != VERSION:
-        raise ValueError(f"its version is {saved.get('version')}, not {VERSION}")
+        raise ValueError(f"its version is {saved.get('version', 'missing')}, not {VERSION}")
     record = parsed(RunRecord, saved)
     if record.run_id != run_id:
         raise ValueError(f"run_id is not {run_id}")

@@ -186,8 +186,8 @@ def request_for(
 def request_to_restart(folder: RunFolder, record: RunRecord, options: LaunchOptions) -> Request:
     """Return a request that repeats the newest attempt and may use all hosts of the run.
 
-    Raises UsageError or OSError if this machine's record of the hosts is gone, and UsageError if
-    another machine started that attempt, because only that machine knows its command.
+    Raises UsageError if this machine's record of the hosts or of job.env cannot be read, or if another
+    machine started that attempt, because only that machine knows its command.
     """
     if record.attempt.is_reported:
         what = f"attempt {record.attempt.number} was started on another machine"

@@ -74,7 +74,7 @@ def telling_texts(lines: Sequence[str]) -> list[str]:
 
 
 def error_line(lines: Sequence[str]) -> str:
-    """Return the error, such as `ValueError: boom`, or "" if there is none.
+    """Return the error that a process printed, such as `ValueError: boom`, or "" if there is none.
 
     The error names the DataLoader worker, if one failed. If NCCL failed, the error has NCCL's own
     message instead of a line of torch's source code.

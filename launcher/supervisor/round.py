@@ -211,7 +211,7 @@ class Round:
             self.stop(self.why("rank-failed", ended(first.exit_code), first))
 
     def check_torchrun(self) -> None:
-        """Once torchrun has ended, end everything that it started."""
+        """If torchrun has ended, kill the processes that it left running and conclude the round."""
         code = self.torchrun.exit_code()
         if code is None or self.phase is not Phase.RUNNING:
             return

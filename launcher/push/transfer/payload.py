@@ -16,7 +16,9 @@ REMEDIES = {
     "no space left": "free up space on that host's disk, then push again",
     "quota exceeded": "free up space in the user's quota on that host, then push again",
     "permission denied": "let the SSH user write to that path on the host, then push again",
-    "read-only file system": "make the SSH user's home on that host writable",
+    "read-only file system": (
+        "on that host, check `dmesg` for disk errors and remount it read-write, then push again"
+    ),
     "failed to establish a new connection": (
         "check the connection to the package index, then try again"
     ),

@@ -20,9 +20,9 @@ def ps(
 
     Without HOSTS, it asks the hosts in ./hosts.yaml, if that exists, and the hosts of the live runs
     (with --all, of all runs) recorded on this machine. If no host of a recorded live run answers, its
-    state is UNKNOWN. GPUs in the same state share a line. Lines that
-    need attention come first: processes that belong to no run, and idle GPUs of a busy run.
-    Processes and utilization are shown only for NVIDIA GPUs.
+    state is UNKNOWN. GPUs in the same state share a line. Lines that need attention come first:
+    processes that belong to no run, and idle GPUs of a busy run. Processes and utilization are
+    shown only for NVIDIA GPUs.
 
     \b
     ddpctl ps hosts.yaml

@@ -114,7 +114,7 @@ class RunFolder:
 
     def goes_on(self, record: RunRecord) -> bool:
         """Return `record.goes_on` for the max_restarts of the run; False if that cannot be read."""
-        with contextlib.suppress(UsageError, OSError):  # these rule out a restart
+        with contextlib.suppress(UsageError):  # these rule out a restart
             return record.goes_on(self.kept_cluster().job.max_restarts)
         return False
 

@@ -44,7 +44,7 @@ class Reservation:
         if `kill` has cancelled the previous attempt or, on this machine, this one. A later `kill`
         cancels this reservation.
         """
-        self._raise_if_killed_earlier()  # a killed start must leave its number to the next resume
+        self._raise_if_killed_earlier()  # if it was killed, the next resume gets its number
         run_id, attempt, token = self.request.run_id, self.request.attempt, self.request.token
         with console.step("reserving the attempt"):
             answers, failures = ask_each(

@@ -54,12 +54,8 @@ def restart_until_done(
         try:
             record = folder.load()
             base = request_to_restart(folder, record, options)
-        except (UsageError, OSError) as error:
-            console.error(f"not restarting: {error}")
-            break
-        if base.cluster.job.max_restarts == 0:
-            break
-        try:
+            if base.cluster.job.max_restarts == 0:
+                break
             again = restart(base, record, interrupts, console)
         except UsageError as error:  # for example, another command is starting the attempt
             console.error(f"not restarting: {error}")
@@ -131,7 +127,7 @@ def start_somewhere(
         with console.step("asking which hosts can be used"):
             unusable = {**rejected, **unusable_hosts(base.cluster, base.run_id)}
         raise_if_cancelled_here(folder.run_id, folder.load().attempt.number)
-        if tickets:
+        if tickets:  # before the push, which would send again what `clean` has removed
             raise_if_ended(tickets.planned)
         choice = replace_hosts(base.cluster, nnodes, unusable, avoided)
         if choice.missing and (wait := next(patience, None)) is not None:
@@ -205,7 +201,7 @@ def turn_kept_for_restart(
 ) -> Iterator[None]:
     """Context manager: hold tickets for a restart of a run that another process started."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(UsageError, OSError, RunKilled):  # these rule out a restart
+        with contextlib.suppress(UsageError, RunKilled):  # these rule out a restart
             base = request_to_restart(folder, record, options)
             may_restart = base.cluster.job.max_restarts and not record.state.is_final
             if may_restart and (tickets := stack.enter_context(tickets_until_restart(base))):

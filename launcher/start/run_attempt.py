@@ -59,8 +59,9 @@ def run_attempt(
             while isinstance(result := starter.try_to_run(request), Refused):
                 request = in_line(request, result)
                 interrupts.can_leave = True
-                # usually try_to_run has reserved it; with --nodes, it may have been refused before that
-                reservation.take(console)  # `kill` cancels the reservation of a waiting run
+                # `kill` cancels the reservation of a waiting run; with --nodes, `try_to_run` may have
+                # been refused before it reserved the attempt
+                reservation.take(console)
                 if outcome := wait_for_turn(request, result, tickets, interrupts, console):
                     return outcome
                 console.take_steps()  # the summary of the start omits the refused try

@@ -28,7 +28,7 @@ from .settle_with_rivals import Claims, list_claims
 
 RENEW = LEASE / 3  # the age in seconds at which a ticket is renewed
 KEEP = LEASE / 6  # seconds between renewals in the background
-REMOVE_TIMEOUT = 2.0  # seconds to remove the tickets after Ctrl-C; one that is left expires
+REMOVE_TIMEOUT = 2.0  # seconds for removing tickets after Ctrl-C; any that are left expire
 
 
 class Tickets(AbstractContextManager["Tickets"]):
@@ -37,7 +37,7 @@ class Tickets(AbstractContextManager["Tickets"]):
     The end of a `with` block removes them, unless `leave` has left them to another process.
     """
 
-    planned: PlannedAttempt  # set by `hold`: the attempt that the tickets are for
+    planned: PlannedAttempt  # the attempt that the tickets are for; `hold` sets it
 
     def __init__(
         self, request: Request, hosts: Sequence[HostConnection], inherited: Tickets | None = None
@@ -81,7 +81,7 @@ class Tickets(AbstractContextManager["Tickets"]):
 
     @contextlib.contextmanager
     def held_for_restart(self, planned: PlannedAttempt, console: Console) -> Iterator[None]:
-        """Context manager: if the job allows restarts, hold tickets in the block.
+        """Context manager: hold tickets during the block if the job allows restarts.
 
         If the run is alive or will restart at the end of the block, leave them to whoever continues it.
         """

@@ -114,7 +114,8 @@ def clean(
         after, killed = traces, list[StoppedRun]()
         if removed:
             with console.step(f"looking again on {counted(len(to_remove), 'host')}"):
-                to_remove = without_new_runs(to_remove, look_on, console)
+                now, _ = look_on([*to_remove], sizes=False)
+                to_remove = without_new_runs(to_remove, now, console)
             with console.step(f"removing traces from {counted(len(to_remove), 'host')}"):
                 killed = kill_live_runs(to_remove, traces, cluster, console)
                 report_errors(by_name(machines, remove(to_remove, leaders, cluster)), console)
@@ -155,7 +156,10 @@ def look(
     *,
     sizes: bool = True,
 ) -> tuple[dict[HostConnection, Traces], dict[HostConnection, DdpctlError]]:
-    """Return the traces of the hosts that answer, and the errors of the others. See `look_at`."""
+    """Return the traces of the hosts that answer, and the errors of the others.
+
+    leaders, sizes: see `look_at`.
+    """
     found, failures = try_each(connections, lambda each: look_at(each, leaders, cluster, sizes))
     # other accounts' runs wait on these hosts too; with a shared home, one host has all the files
     own = set().union(*(each.with_tickets_of(()).runs for each in found.values()))
@@ -168,7 +172,7 @@ def look_at(
     cluster: Cluster,
     sizes: bool,
 ) -> Traces:
-    """Return a host's traces, and the tickets of all accounts.
+    """Return a host's traces, with the tickets of all accounts.
 
     leaders: the hosts that look into ~/.ddpctl, one for each shared folder. sizes: whether to
     measure the parts, which is slow if they are large. Raises CommandFailed if the host has no home
@@ -194,10 +198,12 @@ def look_at(
 
 
 def without_new_runs(
-    listed: Mapping[HostConnection, Traces], look_on: Callable[..., Any], console: Console
+    listed: Mapping[HostConnection, Traces], now: Mapping[HostConnection, Traces], console: Console
 ) -> dict[HostConnection, Traces]:
-    """Ask the hosts again. Return `listed` without hosts that now have a new run or do not answer."""
-    now, _ = look_on([*listed], sizes=False)
+    """Return `listed` without the hosts that have a new run `now`, or have not answered again.
+
+    Print the new runs.
+    """
     new = {
         run_id
         for connection, each in now.items()

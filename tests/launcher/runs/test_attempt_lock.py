@@ -47,7 +47,7 @@ def test_a_lock_whose_file_another_machine_has_removed_is_lost(
 
     monkeypatch.setattr(os, "fstat", stale)
     assert is_cancelled(folder, 2)
-    assert not is_cancelled(folder, 3)  # this process does not hold its lock
+    assert not is_cancelled(folder, 3)  # an attempt that this process has not locked
 
 
 def test_a_folder_that_cannot_be_read_is_one_line(

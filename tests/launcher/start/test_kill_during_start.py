@@ -349,19 +349,17 @@ def test_a_clean_leaves_a_run_alone_that_is_about_to_restart(
     assert code == 0 and f"gpu0: not cleaned: {RUN} is running or about to start" in err
 
 
+def lose_disk(cluster: FakeCluster) -> None:
+    shutil.rmtree(cluster.hosts["gpu0"].home / ".ddpctl")
+
+
 def test_a_run_restarts_on_a_host_that_comes_back_with_an_empty_disk(
     about_to_restart: Callable[..., FakeCluster],
 ) -> None:
-    cluster = about_to_restart(
-        lambda cluster: shutil.rmtree(cluster.hosts["gpu0"].home / ".ddpctl"), uptime=30
-    )
+    cluster = about_to_restart(lose_disk, uptime=30)
     code, _, err = cluster.launch()
     assert code == 0 and cluster.record["state"] == "SUCCEEDED", err
     assert [node.host for node in cluster.nodes] == ["gpu0"]
-
-
-def lose_disk(cluster: FakeCluster) -> None:
-    shutil.rmtree(cluster.hosts["gpu0"].home / ".ddpctl")
 
 
 def lose_linked_disk(cluster: FakeCluster) -> None:
